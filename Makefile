@@ -1,0 +1,224 @@
+# Makefile - builds, tests, checks and installs coldplane; `make help` lists the targets.
+#
+# Responsible for: flags, archives (one per folder, linked in import order), programs, targets.
+# Not responsible for: packages and the model (tools/setup.sh), style rules (tools/tidy.awk).
+#
+# CONFIG=release|debug|asan|tsan picks flags and build folder, so switching never needs a clean.
+# CUDA=0|1 leaves out or adds kernels/cuda; 1 where nvcc is found. V=1 shows whole commands.
+# Every output is written under a temporary name and renamed: two makes may share a folder.
+
+CONFIG ?= release
+NVCC   ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+CUDA   ?= $(if $(NVCC),1,0)
+PREFIX ?= /usr/local
+KILLS  ?= 20
+B      := build/$(CONFIG)
+CC     := gcc
+Q      := $(if $(V),,@)
+
+ifeq ($(filter $(CONFIG),release debug asan tsan),)
+$(error CONFIG=$(CONFIG) is not known: use release, debug, asan or tsan)
+endif
+
+# No -march=native and no fast-math: the same sources give the same numbers on every machine.
+# Asserts stay on in every configuration.
+WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
+CFLAGS_release := -O2 -g
+CFLAGS_debug   := -O1 -g
+CFLAGS_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
+                  -fno-sanitize-recover=all
+CFLAGS_tsan    := -O1 -g -fsanitize=thread
+CFLAGS   := -std=c11 -D_GNU_SOURCE $(WARN) -ffp-contract=off -fno-math-errno $(CFLAGS_$(CONFIG))
+CPPFLAGS := -I. -I$B/gen
+AVX2     := -mavx2 -mfma -mf16c
+AVX512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 $(AVX2)
+NVFLAGS  := -std=c++17 -O2 -lineinfo --Werror all-warnings -Xcompiler -Wall,-Wextra \
+            -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
+LDLIBS   := -luring -llmdb -lzstd -lxxhash -lpcre2-8 -lcjson -ledit -lpthread -lm
+
+# Sources by folder. A folder or program that is not there yet is simply empty.
+PROGRAM_SRC  := $(wildcard tools/coldplane.c tools/coldplaned.c)
+SRC_tools    := $(filter-out $(PROGRAM_SRC),$(wildcard tools/*.c))
+SRC_snapshot := $(wildcard snapshot/*.c)
+SRC_restore  := $(wildcard restore/*.c)
+SRC_engine   := $(wildcard engine/*.c engine/model/*.c engine/kv/*.c engine/device/*.c)
+SRC_kernels  := $(wildcard kernels/*.c kernels/host/*.c)
+SRC_store    := $(wildcard store/*.c store/base/*.c)
+CU           := $(wildcard kernels/cuda/*.cu)
+
+ifeq ($(CUDA)$(if $(CU),,0),1)
+CFLAGS      += -DCOLDPLANE_CUDA=1
+CPPFLAGS    += -isystem $(patsubst %/bin/nvcc,%/include,$(NVCC))
+CU_OBJ      := $(CU:%.cu=$B/%.cu.o)
+LDLIBS      += -L$(patsubst %/bin/nvcc,%/lib64,$(NVCC)) -lcudart_static -ldl -lrt -lstdc++
+else
+SRC_engine  := $(filter-out engine/device/device_cuda.c,$(SRC_engine))
+endif
+
+# tests/: what has a main is a program, the rest is shared by them.
+TEST_SRC    := $(wildcard tests/test_*.c)
+HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c)
+FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
+SRC_support := $(filter-out tests/testing.c $(TEST_SRC) $(HELPER_SRC) $(FUZZ_SRC), \
+                            $(wildcard tests/*.c))
+SRC_testing := $(wildcard tests/testing.c)
+
+# ld reads each archive once, in this order, so a call that points up does not link.
+LAYERS   := support tools snapshot restore engine kernels store
+ARCHIVES := $(foreach a,testing $(LAYERS),$(if $(SRC_$a),$a))
+OBJ_of    = $(SRC_$1:%.c=$B/%.o) $(if $(filter kernels,$1),$(CU_OBJ))
+PRODUCT_OBJ := $(foreach a,$(filter-out support,$(LAYERS)),$(call OBJ_of,$a)) \
+               $(PROGRAM_SRC:%.c=$B/%.o)
+
+PROGRAMS      := $(PROGRAM_SRC:tools/%.c=$B/%)
+TEST_PROGRAMS := $(TEST_SRC:%.c=$B/%)
+ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
+TESTS         ?= $(notdir $(TEST_PROGRAMS))
+
+.PHONY: all help demo test test-programs check check-twins sanitize bench fuzz test-kill install \
+        clean setup FORCE
+.SECONDARY:
+.DELETE_ON_ERROR:
+
+all: $(PROGRAMS) $(if $(PROGRAMS),,$(ARCHIVES:%=$B/%.a))
+
+help:
+	@echo 'make              build the programs into $B/'
+	@echo 'make demo         set up, build, then twelve sessions sleep, wake and are proven'
+	@echo '                  (DEMO_TOKENS=2048, MODEL=path)'
+	@echo 'make test         set up, build, run every test (TESTS="test_a test_b", QUICK=1)'
+	@echo 'make check        style, imports, mutable globals, layout'
+	@echo 'make check-twins  every BREAK_ switch must make its test fail'
+	@echo 'make sanitize     all tests under ASan and UBSan'
+	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
+	@echo 'make bench        speed and quality figures'
+	@echo 'make fuzz         fuzz programs, one minute each'
+	@echo 'make setup        packages and the default model'
+	@echo 'make install      program and README (DESTDIR=, PREFIX=/usr/local)'
+	@echo 'make clean        remove build/'
+	@echo 'Variables: CONFIG=release|debug|asan|tsan CUDA=0|1 V=1'
+
+# --- compiling and linking
+
+# Changing a flag rebuilds; touching this file does not.
+$B/gen/flags: FORCE
+	@mkdir -p $(@D); printf '%s\n' '$(CC) $(CFLAGS) $(CPPFLAGS) $(AVX2) $(AVX512) $(NVFLAGS)' \
+	    >$@.$$$$; if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
+
+# The numerics id (DESIGN section 12) hashes what decides the bits of a logit.
+$B/gen/build_id.h: FORCE
+	@mkdir -p $(@D); { \
+	echo '/* build_id.h - written by the Makefile: which sources and compiler made this program. */'; \
+	echo "#define BUILD_SOURCES_DIGEST \"$$(find kernels engine/model -name '*.[ch]' -o -name '*.cu' \
+	    2>/dev/null | LC_ALL=C sort | xargs -r sha256sum | sha256sum | cut -d' ' -f1)\""; \
+	echo "#define BUILD_COMPILER \"gcc $$($(CC) -dumpfullversion) $(CFLAGS)\""; } >$@.$$$$; \
+	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
+
+$B/%_avx2.o: SIMD := $(AVX2)
+$B/%_avx512.o: SIMD := $(AVX512)
+
+$B/%.o: %.c $B/gen/flags | $B/gen/build_id.h
+	@mkdir -p $(@D); $(if $(V),,echo 'CC   $<')
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(SIMD) -MMD -MP -MT $@ -MF $@.$$$$.d -c -o $@.$$$$ $< && \
+	    mv -f $@.$$$$.d $(@:.o=.d) && mv -f $@.$$$$ $@ || { rm -f $@.$$$$ $@.$$$$.d; exit 1; }
+
+$B/%.cu.o: %.cu $B/gen/flags
+	@mkdir -p $(@D); $(if $(V),,echo 'NVCC $<')
+	$(Q)$(NVCC) $(NVFLAGS) -I. -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@ $<
+
+# The list makes an archive forget a file that was removed.
+$B/gen/%.list: FORCE
+	@mkdir -p $(@D); printf '%s\n' $(sort $(call OBJ_of,$*)) >$@.$$$$; \
+	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
+
+define archive_rule
+$B/$1.a: $$(call OBJ_of,$1) $B/gen/$1.list
+	$$(if $$(V),,@echo 'AR   $$@')
+	$$(Q)rm -f $$@.$$$$$$$$; ar rcs $$@.$$$$$$$$ $$(call OBJ_of,$1) && mv -f $$@.$$$$$$$$ $$@
+endef
+$(foreach a,$(ARCHIVES),$(eval $(call archive_rule,$a)))
+
+# A test links the archives of the folders that it includes and of what those may import, nothing
+# else: a test of store/ that needs engine/ does not link.
+INCLUDES := $(shell grep -oHE '^\#include "[a-z_]+/[a-z_]+' $(wildcard tests/*.c) 2>/dev/null | \
+              grep -v 'tests/testing$$' | sed 's,:.include ",:,; s,/[a-z_]*$$,,' | sort -u)
+NEED_store    := store
+NEED_kernels  := kernels
+NEED_engine   := engine kernels store
+NEED_snapshot := snapshot $(NEED_engine)
+NEED_restore  := restore $(NEED_engine)
+NEED_tools    := tools snapshot restore $(NEED_engine)
+NEED_tests    := $(LAYERS)
+folders_of     = $(foreach f,$(patsubst $1:%,%,$(filter $1:%,$(INCLUDES))),$(NEED_$f))
+archives_of    = $(patsubst %,$B/%.a,$(filter $(call folders_of,$1) testing store, \
+                     $(filter $(ARCHIVES),support testing $(filter-out support,$(LAYERS)))))
+
+define link
+$(if $(V),,@echo 'LD   $@')
+$(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $1 $(LDLIBS) && \
+    mv -f $@.$$$$ $@ || { rm -f $@.$$$$; exit 1; }
+endef
+
+define test_rule
+$B/$(1:.c=): $B/$(1:.c=.o) $$(call archives_of,$1)
+	$$(call link,-lcmocka)
+endef
+$(foreach t,$(TEST_SRC) $(HELPER_SRC),$(eval $(call test_rule,$t)))
+
+$(PROGRAMS): $B/%: $B/tools/%.o \
+             $(patsubst %,$B/%.a,$(filter $(ARCHIVES),$(filter-out support,$(LAYERS))))
+	$(call link)
+
+-include $(shell find $B -name '*.d' 2>/dev/null)
+
+# --- targets; those that may lack packages set up first, then call this file again
+
+MAKE_ALL := $(MAKE) --no-print-directory -j$(shell nproc)
+
+setup:
+	@tools/setup.sh
+
+test: setup
+	@$(MAKE_ALL) test-programs
+	@tools/run_tests.sh $(TESTS:%=$B/tests/%)
+
+test-programs: $(PROGRAMS) $(ALL_TESTS)
+
+demo: setup
+	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/demo.c tests/sabotage%,$(HELPER_SRC)))
+	@$B/tests/demo
+
+test-kill: setup
+	@$(MAKE_ALL) test-programs
+	@for program in $(patsubst %.c,$B/%,$(filter tests/kill%,$(HELPER_SRC))); do \
+	    $$program $(KILLS) || exit 1; done
+
+sanitize:
+	@$(MAKE) --no-print-directory CONFIG=asan test
+
+bench: setup
+	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/bench%,$(HELPER_SRC)))
+	@for program in $(patsubst %.c,$B/%,$(filter tests/bench%,$(HELPER_SRC))); do \
+	    $$program || exit 1; done
+
+check: $(PRODUCT_OBJ)
+	@tools/check.sh $^
+
+check-twins: $(ARCHIVES:%=$B/%.a)
+	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' \
+	    '-Wl,--as-needed -lcmocka $(LDLIBS)'
+
+# libFuzzer needs clang and its own build of the sources.
+fuzz:
+	@mkdir -p $B/fuzz
+	@for f in $(basename $(notdir $(FUZZ_SRC))); do \
+	    clang $(filter-out -Werror,$(CPPFLAGS) -std=c11 -D_GNU_SOURCE) -O1 -g \
+	        -fsanitize=fuzzer,address tests/$$f.c $(SRC_store) $(LDLIBS) -o $B/fuzz/$$f && \
+	    $B/fuzz/$$f -max_total_time=60 || exit 1; done
+
+install: all
+	install -D -m 755 $B/coldplane $(DESTDIR)$(PREFIX)/bin/coldplane
+	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/coldplane/README.md
+
+clean:
+	rm -rf build
