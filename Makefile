@@ -22,7 +22,8 @@ endif
 
 # No -march=native and no fast-math: the same sources give the same numbers on every machine.
 # Asserts stay on in every configuration.
-WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
+WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla \
+        -Wno-format-truncation
 CFLAGS_release := -O2 -g
 CFLAGS_debug   := -O1 -g
 CFLAGS_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \

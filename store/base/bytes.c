@@ -51,8 +51,8 @@ float kv_read_f32(struct kv_reader *reader) {
 }
 
 void kv_writer_init(struct kv_writer *writer, void *bytes, size_t capacity_bytes) {
-    *writer = (struct kv_writer){
-        .bytes = bytes, .capacity_bytes = capacity_bytes, .off = 0, .failed = 0};
+    *writer =
+        (struct kv_writer){.bytes = bytes, .capacity_bytes = capacity_bytes, .off = 0, .failed = 0};
 }
 
 void kv_write_bytes(struct kv_writer *writer, const void *bytes, size_t count) {
