@@ -56,19 +56,17 @@ else
 SRC_engine  := $(filter-out engine/device/device_cuda.c,$(SRC_engine))
 endif
 
-# tests/: what has a main is a program, the rest is shared by them.
+# tests/: these are programs; any other file is shared by them.
 TEST_SRC    := $(wildcard tests/test_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
-SRC_support := $(filter-out tests/testing.c $(TEST_SRC) $(HELPER_SRC) $(FUZZ_SRC), \
-                            $(wildcard tests/*.c))
 SRC_testing := $(wildcard tests/testing.c)
 
 # ld reads each archive once, in this order, so a call that points up does not link.
-LAYERS   := support tools snapshot restore engine kernels store
+LAYERS   := tools snapshot restore engine kernels store
 ARCHIVES := $(foreach a,testing $(LAYERS),$(if $(SRC_$a),$a))
 OBJ_of    = $(SRC_$1:%.c=$B/%.o) $(if $(filter kernels,$1),$(CU_OBJ))
-PRODUCT_OBJ := $(foreach a,$(filter-out support,$(LAYERS)),$(call OBJ_of,$a)) \
+PRODUCT_OBJ := $(foreach a,$(LAYERS),$(call OBJ_of,$a)) \
                $(PROGRAM_SRC:%.c=$B/%.o)
 
 PROGRAMS      := $(PROGRAM_SRC:tools/%.c=$B/%)
@@ -98,6 +96,7 @@ help:
 	@echo 'make install      program and README (DESTDIR=, PREFIX=/usr/local)'
 	@echo 'make clean        remove build/'
 	@echo 'Variables: CONFIG=release|debug|asan|tsan CUDA=0|1 V=1'
+	@echo '           WIP=1 leaves files that do not compile out of their archive'
 
 # --- compiling and linking
 
@@ -121,7 +120,8 @@ $B/%_avx512.o: SIMD := $(AVX512)
 $B/%.o: %.c $B/gen/flags | $B/gen/build_id.h
 	@mkdir -p $(@D); $(if $(V),,echo 'CC   $<')
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(SIMD) -MMD -MP -MT $@ -MF $@.$$$$.d -c -o $@.$$$$ $< && \
-	    mv -f $@.$$$$.d $(@:.o=.d) && mv -f $@.$$$$ $@ || { rm -f $@.$$$$ $@.$$$$.d; exit 1; }
+	    mv -f $@.$$$$.d $(@:.o=.d) && mv -f $@.$$$$ $@ || \
+	    { rm -f $@ $@.$$$$ $@.$$$$.d; $(if $(WIP),echo 'WIP: left out $<',exit 1); }
 
 $B/%.cu.o: %.cu $B/gen/flags
 	@mkdir -p $(@D); $(if $(V),,echo 'NVCC $<')
@@ -135,24 +135,30 @@ $B/gen/%.list: FORCE
 define archive_rule
 $B/$1.a: $$(call OBJ_of,$1) $B/gen/$1.list
 	$$(if $$(V),,@echo 'AR   $$@')
-	$$(Q)rm -f $$@.$$$$$$$$; ar rcs $$@.$$$$$$$$ $$(call OBJ_of,$1) && mv -f $$@.$$$$$$$$ $$@
+	$$(Q)rm -f $$@.$$$$$$$$; ar rcs $$@.$$$$$$$$ $$$$(ls $$(call OBJ_of,$1) 2>/dev/null) && mv -f $$@.$$$$$$$$ $$@
 endef
 $(foreach a,$(ARCHIVES),$(eval $(call archive_rule,$a)))
 
-# A test links the archives of the folders that it includes and of what those may import, nothing
-# else: a test of store/ that needs engine/ does not link.
-INCLUDES := $(shell grep -oHE '^\#include "[a-z_]+/[a-z_]+' $(wildcard tests/*.c) 2>/dev/null | \
-              grep -v 'tests/testing$$' | sed 's,:.include ",:,; s,/[a-z_]*$$,,' | sort -u)
+# A test links the archives of the folders that it includes and of what those may import, and the
+# shared files tests/NAME.c whose header it includes (two levels deep); nothing else, so a test of
+# store/ that needs engine/ does not link.
+INCLUDES := $(shell grep -oHE '^.include "[a-z_]+/[a-z0-9_]+' $(wildcard tests/*.[ch]) 2>/dev/null | \
+              grep -v 'tests/testing$$' | sed 's,:.include ",:,; /:tests/!s,/[a-z0-9_]*$$,,' | sort -u)
 NEED_store    := store
 NEED_kernels  := kernels
 NEED_engine   := engine kernels store
 NEED_snapshot := snapshot $(NEED_engine)
 NEED_restore  := restore $(NEED_engine)
 NEED_tools    := tools snapshot restore $(NEED_engine)
-NEED_tests    := $(LAYERS)
-folders_of     = $(foreach f,$(patsubst $1:%,%,$(filter $1:%,$(INCLUDES))),$(NEED_$f))
-archives_of    = $(patsubst %,$B/%.a,$(filter $(call folders_of,$1) testing store, \
-                     $(filter $(ARCHIVES),support testing $(filter-out support,$(LAYERS)))))
+includes_of    = $(patsubst $1:%,%,$(filter $1:%,$(INCLUDES)))
+shared_by      = $(patsubst tests/%,%,$(filter tests/%,$(includes_of)))
+shared_of      = $(sort $(call shared_by,$1) $(foreach s,$(call shared_by,$1), \
+                     $(call shared_by,tests/$s.c) $(call shared_by,tests/$s.h)))
+files_of       = $1 $(foreach s,$(call shared_of,$1),tests/$s.c tests/$s.h)
+folders_of     = $(sort $(foreach f,$(call files_of,$1),$(filter-out tests/%,$(call includes_of,$f))))
+objects_of     = $(patsubst %.c,$B/%.o,$(wildcard $(filter-out $1,$(filter %.c,$(call files_of,$1)))))
+archives_of    = $(patsubst %,$B/%.a,$(filter testing store \
+                     $(foreach f,$(call folders_of,$1),$(NEED_$f)),$(ARCHIVES)))
 
 define link
 $(if $(V),,@echo 'LD   $@')
@@ -161,13 +167,13 @@ $(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed
 endef
 
 define test_rule
-$B/$(1:.c=): $B/$(1:.c=.o) $$(call archives_of,$1)
+$B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
 	$$(call link,-lcmocka)
 endef
 $(foreach t,$(TEST_SRC) $(HELPER_SRC),$(eval $(call test_rule,$t)))
 
 $(PROGRAMS): $B/%: $B/tools/%.o \
-             $(patsubst %,$B/%.a,$(filter $(ARCHIVES),$(filter-out support,$(LAYERS))))
+             $(patsubst %,$B/%.a,$(filter $(ARCHIVES),$(LAYERS)))
 	$(call link)
 
 -include $(shell find $B -name '*.d' 2>/dev/null)
