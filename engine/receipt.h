@@ -1,0 +1,72 @@
+/* engine/receipt.h - the account that every save and restore returns.
+ *
+ * Responsible for: the one schema, as plain data that snapshot/ and restore/ fill in.
+ * Not responsible for: JSON or tables (tools/receipt_print.c), or keeping receipts.
+ *
+ * Fields that do not apply to an operation are 0 or empty. Counts are measured where the work is
+ * done, never copied from a plan.
+ *
+ * Threads: plain data.
+ * Units: bytes, tokens, nanoseconds of monotonic time.
+ */
+#ifndef ENGINE_RECEIPT_H
+#define ENGINE_RECEIPT_H
+
+#include "engine/image.h"
+#include "kernels/layout.h"
+
+enum { RECEIPT_VERSION = 1 };
+enum receipt_operation { RECEIPT_SAVE = 1, RECEIPT_SLEEP, RECEIPT_RESTORE };
+enum receipt_stage {
+    RECEIPT_PLAN,
+    RECEIPT_FREEZE,
+    RECEIPT_READ,
+    RECEIPT_UNZIP,
+    RECEIPT_COPY,
+    RECEIPT_DIGEST,
+    RECEIPT_PUBLISH,
+    RECEIPT_PROVE,
+    RECEIPT_WRITE,
+    RECEIPT_SYNC,
+    RECEIPT_STAGE_COUNT
+};
+enum receipt_proof { RECEIPT_NOT_ASKED, RECEIPT_BITS_EQUAL, RECEIPT_TOP_EQUAL, RECEIPT_DIFFERENT };
+
+struct receipt {
+    enum receipt_operation operation;
+    enum kv_err err; /* KV_OK, or why it was refused */
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+    char reason[256]; /* the diag's text when err is set */
+    uint64_t snapshot, parent, lineage;
+    struct kv_digest root;
+    char architecture[16];
+    struct kv_digest model, numerics;
+    struct image_policy policy;
+    uint64_t tokens;           /* in the snapshot */
+    uint64_t tokens_reused;    /* with KV read back (restore) or found durable already (save) */
+    uint64_t tokens_prefilled; /* 0 unless asked for */
+    uint32_t blocks, pages;    /* written or read */
+    uint32_t tier_blocks[16];  /* by enum layout_tier, as attention reads them */
+    uint32_t slots;
+    uint64_t raw_bytes[LAYOUT_STREAM_COUNT];        /* by stream, before compression */
+    uint64_t stored_bytes[LAYOUT_STREAM_COUNT];     /* by stream, read or written */
+    uint64_t image_bytes, record_bytes, door_bytes; /* door: everything through the I/O door */
+    uint32_t digests_checked, digests_failed;
+    enum receipt_proof fingerprint;
+    float fingerprint_max_diff; /* over the recorded top logits */
+    uint32_t needles_recorded, needles_asked, needles_passed, needles_kept;
+    uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time */
+    uint64_t wall_ns;
+    enum receipt_stage bound_by; /* the busiest stage */
+    char door[16];               /* "io_uring" or "posix" */
+    int direct;                  /* O_DIRECT really in force */
+    uint32_t in_flight_most;
+};
+
+const char *receipt_operation_name(enum receipt_operation operation);
+const char *receipt_stage_name(enum receipt_stage stage);
+const char *receipt_proof_name(enum receipt_proof proof);
+/* Sets bound_by from stage_ns. */
+void receipt_finish(struct receipt *receipt);
+
+#endif

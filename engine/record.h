@@ -1,0 +1,96 @@
+/* engine/record.h - keys and values under which snapshot writes and restore finds.
+ *
+ * Responsible for: pure encoding and decoding of the four kinds of records; the key order.
+ * Not responsible for: when they are written (snapshot/) or how they are stored (store/).
+ *
+ *   'n' name                          head of a session: snapshot id, lineage
+ *   's' snapshot id (8, big-endian)   one snapshot; extent 0 is its image
+ *   'b' lineage (8, BE) block (4, BE) one sealed block; its extents are its streams, META first
+ *   'p' page id (8, BE)               one window page or the sinks of a lineage; one extent
+ *   'l' lineage (8, BE)               counts of a lineage: so a save touches O(new) records
+ *
+ * Every value starts with a version byte; a newer one is KV_ERR_VERSION. Ids are random 64-bit
+ * numbers that are not in use, never 0.
+ *
+ * The block chain: chain(-1) = zero; chain(b) = digest of chain(b-1), lineage, block index, code id,
+ * then kind and digest of every extent of the block in stored order. It binds session, block,
+ * stream and bytes, so a misdirected read cannot pass.
+ *
+ * Threads: pure.
+ * Units: bytes; keys at most RECORD_KEY_BYTES_MAX.
+ */
+#ifndef ENGINE_RECORD_H
+#define ENGINE_RECORD_H
+
+#include "engine/image.h"
+#include "store/base/diag.h"
+#include "store/base/digest.h"
+
+enum { RECORD_VERSION = 1, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
+
+struct record_key {
+    uint8_t bytes[RECORD_KEY_BYTES_MAX];
+    uint32_t size;
+};
+struct record_key record_key_name(const char *name);
+struct record_key record_key_snapshot(uint64_t snapshot);
+struct record_key record_key_block(uint64_t lineage, uint32_t block);
+struct record_key record_key_block_prefix(uint64_t lineage);
+struct record_key record_key_page(uint64_t page);
+struct record_key record_key_lineage(uint64_t lineage);
+
+struct record_name {
+    uint64_t snapshot, lineage;
+    uint64_t updated_ns;
+};
+struct record_snapshot {
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+    uint64_t lineage, parent; /* parent snapshot id, 0: none */
+    uint32_t block_count;
+    int is_explicit; /* stays when the next turn is saved */
+    int asleep;      /* written when the session went to sleep */
+    uint64_t n, n_kv, created_ns;
+    struct kv_digest root;
+    uint64_t sinks_page; /* page id, 0: none */
+    uint32_t page_count;
+    uint64_t page_ids[IMAGE_PAGES_MAX];
+};
+struct record_block {
+    uint32_t code_id, layout_id;
+    uint64_t first_position;
+};
+struct record_page {
+    uint64_t lineage, first;
+    uint32_t tokens, references; /* snapshots that use it */
+};
+struct record_lineage {
+    uint64_t parent, cut; /* 0, 0: no parent */
+    uint32_t snapshot_count;
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+};
+
+/* Each returns the value's size; `out` has RECORD_VALUE_BYTES_MAX + IMAGE_NAME_BYTES_MAX bytes. */
+enum { RECORD_OUT_BYTES = RECORD_VALUE_BYTES_MAX + IMAGE_NAME_BYTES_MAX };
+uint32_t record_put_name(const struct record_name *record, uint8_t *out);
+uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out);
+uint32_t record_put_block(const struct record_block *record, uint8_t *out);
+uint32_t record_put_page(const struct record_page *record, uint8_t *out);
+uint32_t record_put_lineage(const struct record_lineage *record, uint8_t *out);
+/* CORRUPT or VERSION. */
+enum kv_err record_get_name(const void *value, size_t size, struct record_name *out,
+                            struct kv_diag *diag);
+enum kv_err record_get_snapshot(const void *value, size_t size, struct record_snapshot *out,
+                                struct kv_diag *diag);
+enum kv_err record_get_block(const void *value, size_t size, struct record_block *out,
+                             struct kv_diag *diag);
+enum kv_err record_get_page(const void *value, size_t size, struct record_page *out,
+                            struct kv_diag *diag);
+enum kv_err record_get_lineage(const void *value, size_t size, struct record_lineage *out,
+                               struct kv_diag *diag);
+
+/* One link of the block chain. kinds[] are enum layout_stream in stored order. */
+struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, uint32_t block,
+                              const uint8_t *kinds, const struct kv_digest *digests,
+                              uint32_t count);
+
+#endif

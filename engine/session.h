@@ -1,0 +1,109 @@
+/* engine/session.h - one conversation on the device.
+ *
+ * Responsible for: a session's life on the device: its settings, what is fed and generated, its
+ * tiers, its state, throwaway questions, freezing it for a snapshot and loading it back.
+ * Not responsible for: stepping (engine.h) or making anything durable (snapshot/, restore/).
+ *
+ * Threads: the scheduler thread, see engine.h.
+ * Units: positions and tokens absolute from the start of the conversation.
+ * Errors: as engine.h.
+ */
+#ifndef ENGINE_SESSION_H
+#define ENGINE_SESSION_H
+
+#include "engine/image.h"
+#include "kernels/layout.h"
+#include "store/base/diag.h"
+
+struct engine;
+struct block;
+struct session;
+
+/* Legal moves stand in one table in session_state.c; every other file asks session_move. */
+enum session_state {
+    SESSION_IDLE,
+    SESSION_ACTIVE,
+    SESSION_SAVING, /* frozen bytes are on their way; the session may go on */
+    SESSION_SLEEPING,
+    SESSION_WAKING,
+    SESSION_PARTIAL,
+    SESSION_FAILED,
+    SESSION_STATE_COUNT
+};
+const char *session_state_name(enum session_state state);
+
+struct session_settings {
+    const char *name; /* 1 … 128 bytes of UTF-8, no '/', no control characters; copied */
+    struct image_policy policy;
+    struct image_sampler sampler;
+};
+/* INVALID, EXISTS, LIMIT, NO_SLOTS (need and have in the diag), NOMEM. */
+enum kv_err session_create(struct engine *engine, const struct session_settings *settings,
+                           struct session **session_out, struct kv_diag *diag);
+/* Frees everything on the device; blocks that a writer still holds go when it lets go. */
+void session_drop(struct session *session);
+struct session *session_find(struct engine *engine, const char *name);
+struct session *session_at(struct engine *engine, uint32_t index); /* NULL past the last */
+/* INVALID when the name breaks a rule of DESIGN section 14; the diag says which. */
+enum kv_err session_check_name(const char *name, struct kv_diag *diag);
+
+struct session_info {
+    const char *name;
+    enum session_state state;
+    uint64_t n,
+        n_kv; /* ids known, tokens with KV; n - n_kv is what is still to prefill or pending */
+    uint32_t blocks, blocks_durable, window_tokens, sink_tokens;
+    uint32_t slots;
+    uint64_t last_used_ns;
+    uint64_t tokens_prefilled; /* since this session object exists: 0 right after a restore */
+    uint64_t tokens_decoded;
+    const uint32_t *ids;
+    struct image_policy policy;
+    struct image_sampler sampler;
+    uint32_t tier_blocks[16]; /* blocks by enum layout_tier as attention reads them now */
+};
+void session_info(const struct session *session, struct session_info *info_out);
+enum kv_err session_move(struct session *session, enum session_state to);
+
+/* Appends ids to be prefilled, as one span of `role`. LIMIT beyond the context, nothing changed. */
+enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t count,
+                         enum image_role role, struct kv_diag *diag);
+/* Samples up to `tokens_max` after everything fed is prefilled; ends at one of the model's end
+ * tokens, which then is pending. session_cancel stops it at the next step. */
+enum kv_err session_generate(struct session *session, uint32_t tokens_max, struct kv_diag *diag);
+void session_cancel(struct session *session);
+/* Logits [vocab] of the last row of this session's last step; NULL before the first. */
+const float *session_logits(const struct session *session);
+/* Every row of every later step: position of the token and its logits. NULL turns it off. */
+typedef void (*session_row)(void *context, uint64_t position, const float *logits);
+void session_observe(struct session *session, session_row row, void *context);
+
+/* Changes the distances of the age policy from now on: demotes, or promotes through
+ * hooks.planes_wanted; recorded in the policy history. No byte of any plane changes. */
+enum kv_err session_set_policy(struct session *session, const struct image_policy *policy,
+                               struct kv_diag *diag);
+/* 1 while planes that the policy wants are on their way. */
+int session_promoting(const struct session *session);
+
+/* A throwaway forward of `count` ids (at most 255) after the session's own tokens, its pending one
+ * included in front: seals, demotes and appends nothing. Row i gives the logits that follow id i.
+ * Token ranges in `hide` are left out as whole blocks and window pages (a hole). */
+struct session_range {
+    uint64_t first, end;
+};
+struct session_ask {
+    const uint32_t *ids;
+    uint32_t count;
+    const struct session_range *hide;
+    uint32_t hide_count;
+    int floor; /* read every block at the lowest tier of the ladder */
+};
+/* `row(context, i, logits)` for i = 0 … count - 1; with a pending token and count 0 one call with
+ * i = 0 gives the logits after the pending token. */
+enum kv_err session_ask(struct session *session, const struct session_ask *ask, session_row row,
+                        void *context, struct kv_diag *diag);
+/* DESIGN section 10: one throwaway forward at position n_kv. */
+enum kv_err session_fingerprint(struct session *session, int floor,
+                                struct image_fingerprint *fingerprint_out, struct kv_diag *diag);
+
+#endif

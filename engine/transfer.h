@@ -1,0 +1,111 @@
+/* engine/transfer.h - the states of a session that leave the device and come back.
+ *
+ * Responsible for: giving a writer the bytes of sealed blocks and of a frozen window, and taking a
+ * session back in the shadow: reserved slots that nothing can see until they are published.
+ * Not responsible for: writing or reading them, or choosing what to save.
+ *
+ * Threads: the scheduler thread; pieces of a held block or of a load may be read or filled by one
+ * other thread.
+ * Units: bytes and slots.
+ * Errors: as engine.h.
+ */
+#ifndef ENGINE_TRANSFER_H
+#define ENGINE_TRANSFER_H
+
+#include "engine/image.h"
+#include "engine/session.h"
+#include "kernels/layout.h"
+
+/* Where one stream of a block, a page or the sinks lies: the stored extent is the pieces in
+ * order. Pieces are 4 KiB aligned when they are slots. */
+struct transfer_piece {
+    void *bytes;
+    uint64_t size;
+};
+struct transfer_part {
+    enum layout_stream stream;
+    uint32_t piece_count;
+    struct transfer_piece pieces[32];
+    uint64_t size; /* of all pieces */
+};
+
+/* Blocks. A block handed to hooks.block_sealed is held until durable or failed is said. */
+uint64_t transfer_block_index(const struct block *block);
+/* Resident streams of the block, META included; at most LAYOUT_STREAM_COUNT. */
+uint32_t transfer_block_parts(const struct block *block, struct transfer_part *parts_out);
+/* The index commit that names the block has returned: its unread planes may go. Drops the hold. */
+void transfer_block_durable(struct block *block);
+/* It could not be written: the block stays whole and volatile. Drops the hold. */
+void transfer_block_failed(struct block *block);
+/* Holds every block of `session` that is not durable and not held by a writer yet, in order, and
+ * gives each to `take`. For a save after a failed write. */
+void transfer_blocks_volatile(struct session *session,
+                              void (*take)(void *context, struct block *block), void *context);
+
+/* After hooks.planes_wanted: the parts that were missing, and the word that they are filled. The
+ * engine checks nothing; the caller has compared digests (transfer_part_digest). */
+uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out);
+void transfer_planes_arrived(struct session *session, struct block *block, enum kv_err err);
+/* Digest of the part's bytes where they lie (on the device). */
+struct kv_digest transfer_part_digest(const struct transfer_part *part);
+
+/* What the durable side knows about a session; kept with it, read and written by snapshot/ and
+ * restore/ on the scheduler thread only. */
+struct transfer_durable {
+    uint64_t lineage;     /* 0: not assigned yet */
+    uint64_t snapshot;    /* head snapshot id, 0: none */
+    int head_explicit;    /* the head was asked for by name and stays */
+    int trim_pending;     /* first batch after a wake deletes blocks beyond block_count */
+    uint32_t block_count; /* blocks of this lineage known durable, in order */
+    struct kv_digest block_chain;
+    struct kv_digest root; /* of the head snapshot's image */
+    struct image_page sinks;
+    struct image_page pages[IMAGE_PAGES_MAX];
+    uint32_t page_count;
+};
+struct transfer_durable *transfer_durable(struct session *session);
+
+/* Needles registered with the session (image_needle, owned by the session's image). */
+struct image_needle *transfer_needles(struct session *session, uint32_t *count_out);
+/* Copies `needle` into the session. LIMIT, EXISTS (same key), NOMEM. */
+enum kv_err transfer_add_needle(struct session *session, const struct image_needle *needle,
+                                struct kv_diag *diag);
+
+/* Freeze, between steps: fills everything of `image_out` that the engine knows (lineage, block
+ * chain, page ids and digests, fingerprints and parent are left for the caller) and copies the
+ * bytes of the sinks and of those window pages that `want` asks for. The session may go on. */
+struct transfer_frozen_page {
+    uint64_t first;
+    uint32_t tokens;
+    uint8_t *bytes; /* dense; owned by the frozen; NULL when not wanted */
+    uint64_t size;
+};
+struct transfer_frozen {
+    struct image image;
+    struct transfer_frozen_page sinks;
+    struct transfer_frozen_page pages[IMAGE_PAGES_MAX];
+    uint32_t page_count;
+};
+typedef int (*transfer_want_page)(void *context, uint64_t first, uint32_t tokens);
+enum kv_err transfer_freeze(struct session *session, transfer_want_page want, void *context,
+                            struct transfer_frozen *frozen_out, struct kv_diag *diag);
+void transfer_frozen_release(struct engine *engine, struct transfer_frozen *frozen);
+
+/* Load, the shadow. begin checks the image against this engine (MISMATCH) and reserves every slot
+ * (NO_SLOTS with need and have). `tiers_floor` loads at the ladder's lowest tier. The load owns a
+ * copy of what it needs of the image. */
+struct transfer_load;
+enum kv_err transfer_load_begin(struct engine *engine, const struct image *image, int tiers_floor,
+                                struct transfer_load **load_out, struct kv_diag *diag);
+/* Streams of block `index` that the tier map reads, META first. */
+uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
+                             struct transfer_part *parts_out);
+/* Page `index` of the image (or the sinks): dense bytes, one part. */
+void transfer_load_page(struct transfer_load *load, uint32_t index, struct transfer_part *part_out);
+void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out);
+/* One swap: the session exists, WAKING, with nothing prefilled. Owned by the engine from now on. */
+enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
+                                  struct kv_diag *diag);
+void transfer_load_abandon(struct transfer_load *load);
+
+#endif

@@ -1,0 +1,70 @@
+/* restore/restore.h - from durable bytes back to a live session, proven.
+ *
+ * Responsible for: plan, reserve, fetch, load, digest, publish, prove, receipt.
+ * Not responsible for: making room (tools/), writing anything (snapshot/), or prefilling: nothing
+ * is ever recomputed here.
+ *
+ * Everything lands in reserved slots that no session can see; a failure frees them and changes
+ * nothing else.
+ *
+ * Threads: the engine's scheduler thread; reads and digests overlap inside.
+ * Units: bytes, tokens, nanoseconds.
+ * Errors: NOT_FOUND, EXISTS (already resident), MISMATCH (field and both values), VERSION, CORRUPT
+ * (record, stream and what differs), NO_SLOTS (need and have), IO, NOMEM, PROOF (bytes were right
+ * but the fingerprint or a kept needle was not; the session is dropped again), CANCELLED.
+ */
+#ifndef RESTORE_RESTORE_H
+#define RESTORE_RESTORE_H
+
+#include "engine/engine.h"
+#include "engine/receipt.h"
+#include "engine/transfer.h"
+#include "store/store.h"
+
+struct restore_source {
+    struct store *store; /* reading is enough */
+    struct engine *engine;
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+};
+/* 0 from the callback cancels: the shadow is freed. */
+typedef int (*restore_progress)(void *context, uint64_t bytes_done, uint64_t bytes_all);
+struct restore_options {
+    int skip_needles; /* only the fingerprint; the receipt says so */
+    restore_progress progress;
+    void *progress_context;
+};
+
+/* What a wake of `name` needs, from records and image alone. */
+struct restore_plan {
+    uint64_t snapshot, n, n_kv;
+    uint32_t blocks, pages, slots;
+    uint32_t tier_blocks[16];
+    uint64_t raw_bytes, stored_bytes;
+};
+enum kv_err restore_plan(const struct restore_source *source, const char *name,
+                         struct restore_plan *plan_out, struct kv_diag *diag);
+
+/* Wakes the head snapshot of `name`. The receipt is filled on success and on failure. */
+enum kv_err restore_wake(const struct restore_source *source, const char *name,
+                         const struct restore_options *options, struct session **session_out,
+                         struct receipt *receipt_out, struct kv_diag *diag);
+
+/* For engine_hooks.planes_wanted; context is a struct restore_source. Reads the missing planes of
+ * one block, compares digests, and posts transfer_planes_arrived. */
+void restore_planes_wanted(void *context, struct session *session, struct block *block);
+
+/* Reads and digests every extent of a session's head snapshot without an engine and checks image,
+ * root and block chain: `coldplane verify`. */
+struct restore_check {
+    uint32_t extents, blocks, pages;
+    uint64_t stored_bytes;
+};
+enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, const char *name,
+                           struct restore_check *check_out, struct kv_diag *diag);
+
+/* The image of a session's head snapshot, root digest checked; for `show` and tests. */
+enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
+                          struct image *image_out, struct kv_diag *diag);
+
+#endif

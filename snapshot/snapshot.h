@@ -1,0 +1,92 @@
+/* snapshot/snapshot.h - from a live session to durable bytes.
+ *
+ * Responsible for: write-through of sealed blocks by a background thread, incremental snapshots,
+ * putting sessions to sleep, removing them; which records die.
+ * Not responsible for: how bytes are stored (store/), reading them back (restore/), or when idle
+ * sessions must go (tools/).
+ *
+ * Threads: functions are called on the engine's scheduler thread unless noted; the background
+ * thread belongs to the handle, never blocks a step, and answers through engine_post.
+ * Units: bytes, tokens, nanoseconds.
+ * Errors: INVALID, NOT_FOUND, BUSY (a save of this session is under way), IO, NO_SPACE, NOMEM,
+ * LIMIT, DEVICE. After an error the session is whole, resident and not marked durable; the
+ * snapshots before are valid.
+ */
+#ifndef SNAPSHOT_SNAPSHOT_H
+#define SNAPSHOT_SNAPSHOT_H
+
+#include "engine/engine.h"
+#include "engine/receipt.h"
+#include "engine/record.h"
+#include "engine/transfer.h"
+#include "store/store.h"
+
+struct snapshot;
+
+struct snapshot_settings {
+    struct store *store; /* borrowed, open for writing */
+    struct engine *engine;
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+    uint32_t queue_max; /* blocks and saves waiting, 1 … 65,536; a full queue delays the save */
+};
+enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snapshot **snapshot_out,
+                          struct kv_diag *diag);
+/* Waits for everything queued, then ends the thread. */
+void snapshot_close(struct snapshot *snapshot);
+
+/* For engine_hooks.block_sealed; context is the struct snapshot. Only enqueues. */
+void snapshot_block_sealed(void *context, struct session *session, struct block *block);
+
+/* What a save would write at most; nothing happens. */
+struct snapshot_plan {
+    uint32_t new_blocks, new_pages;
+    uint64_t bytes_max;    /* worst case, uncompressed, with records */
+    uint64_t bytes_staged; /* host memory that the frozen pages take meanwhile */
+};
+enum kv_err snapshot_plan_save(struct snapshot *snapshot, struct session *session,
+                               struct snapshot_plan *plan_out, struct kv_diag *diag);
+
+struct snapshot_options {
+    int is_explicit; /* stays when later turns are saved */
+    int ask;         /* ask needles with and without their hole, and record the results */
+    int asleep;      /* mark it as written for sleep (snapshot_sleep sets it) */
+};
+/* Freezes now, commits in the background. The ticket is owned by the caller until
+ * snapshot_finish. */
+struct snapshot_ticket;
+enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
+                           const struct snapshot_options *options,
+                           struct snapshot_ticket **ticket_out, struct kv_diag *diag);
+/* 1 when the commit has returned, with either result. Any thread. */
+int snapshot_done(const struct snapshot_ticket *ticket);
+/* Waits, applies the result to the session (engine_apply), frees the ticket, fills the receipt. */
+enum kv_err snapshot_finish(struct snapshot *snapshot, struct snapshot_ticket *ticket,
+                            struct receipt *receipt_out, struct kv_diag *diag);
+/* begin and finish. */
+enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
+                          const struct snapshot_options *options, struct receipt *receipt_out,
+                          struct kv_diag *diag);
+/* Saves with needles asked, then drops the session from the device. On error it stays resident. */
+enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
+                           struct receipt *receipt_out, struct kv_diag *diag);
+/* Waits until nothing is queued. */
+void snapshot_drain(struct snapshot *snapshot);
+
+/* Reading and removing need no engine, so the CLI lists and removes without a model. */
+struct snapshot_entry {
+    struct record_snapshot head;
+    uint64_t snapshot;
+    uint64_t stored_bytes; /* extents of the head snapshot, shared ones included */
+    uint32_t snapshot_count;
+};
+typedef int (*snapshot_each)(void *context, const struct snapshot_entry *entry); /* 0 stops */
+enum kv_err snapshot_list(struct store *store, const struct kv_alloc *alloc, snapshot_each each,
+                          void *context, struct kv_diag *diag);
+enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
+                          struct snapshot_entry *entry_out, struct kv_diag *diag);
+/* Deletes the name, its snapshots, blocks and pages in one batch. NOT_FOUND. */
+enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, const char *name,
+                            struct kv_diag *diag);
+
+#endif
