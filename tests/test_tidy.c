@@ -108,7 +108,8 @@ static void clean_code_passes(void **state) {
         "enum kv_err f(int (*get)(int, int, int, int), int b, int c, int d, int e, int g) {\n"
         "    switch (b) {\n    case '{':\n    default:\n        x.free(y);\n    }\n"
         "    z->time(y);\n    own_printf(snprintf(a, 3, \"\"));\n    mytime(3);\n"
-        "done:\n    goto done;\n}\n",
+        "done:\n    goto done;\n}\n"
+        "#ifdef X\nint g(void) {\n#else\nint h(void) {\n#endif\n}\n",
         NULL);
     check("tools/x.c", c_head, "void f(void) {\n    printf(\"\");\n    exit(1);\n}\n", NULL);
     check("store/base/alloc.c", c_head, "void f(void) {\n    free(p);\n}\n", NULL);

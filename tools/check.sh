@@ -80,7 +80,7 @@ for object in "$@"; do
             section = $(NF - 2)
             if (section ~ /^\.data\.rel\.ro/) next
             if (section ~ /^\.(data|bss|tdata|tbss)(\.|$)/ || section == "*COM*") print $NF
-        }' "$work/symbols" | grep -vE '^(\.|__asan|__odr_asan|__ubsan|\.L|__gcov)' | sed 's/\.[0-9]*$//' |
+        }' "$work/symbols" | grep -vE '^(\.|__asan|__odr|__ubsan|\.L)' | sed 's/\.[0-9]*$//' |
         while read -r name; do
             grep -q "tidy-allow: global $name [a-z]* [a-z]" "$source" ||
                 echo "$source: mutable global $name"
