@@ -1,0 +1,199 @@
+/* store/codec.c - zstd level 1 and the byte shuffle.
+ *
+ * Responsible for: packing and unpacking one extent in scratch memory that grows to the largest.
+ * Not responsible for: which hint a kind gets (snapshot/ measured that).
+ */
+#include "store/codec.h"
+
+#include "store/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+#define ZSTD_STATIC_LINKING_ONLY
+#include <zstd.h>
+
+enum { ZSTD_LEVEL = 1 };
+
+struct buffer {
+    uint8_t *bytes;
+    size_t capacity;
+};
+
+struct kind_state {
+    uint8_t tried;
+    uint8_t pays;
+    uint8_t skipped; /* extents since the last try */
+};
+
+struct codec {
+    const struct kv_alloc *alloc;
+    ZSTD_CCtx *zip;
+    ZSTD_DCtx *unzip;
+    struct buffer gathered;
+    struct buffer packed;
+    struct kind_state kinds[STORE_KINDS_MAX];
+};
+
+static void *zstd_get(void *opaque, size_t bytes) {
+    return kv_alloc_aligned(opaque, bytes, 64);
+}
+
+static void zstd_put(void *opaque, void *memory) {
+    kv_alloc_release(opaque, memory);
+}
+
+enum kv_err codec_make(const struct kv_alloc *alloc, struct codec **out) {
+    struct codec *codec = kv_alloc_zeroed(alloc, 1, sizeof *codec);
+    if (codec == NULL)
+        return KV_ERR_NOMEM;
+    codec->alloc = alloc;
+    *out = codec;
+    return KV_OK;
+}
+
+void codec_drop(struct codec *codec) {
+    if (codec == NULL)
+        return;
+    ZSTD_freeCCtx(codec->zip);
+    ZSTD_freeDCtx(codec->unzip);
+    kv_alloc_release(codec->alloc, codec->gathered.bytes);
+    kv_alloc_release(codec->alloc, codec->packed.bytes);
+    kv_alloc_release(codec->alloc, codec);
+}
+
+/* The contexts are made at first use: a reader of raw extents never needs them. */
+static ZSTD_customMem memory_of(struct codec *codec) {
+    return (ZSTD_customMem){zstd_get, zstd_put, (void *)(uintptr_t)codec->alloc};
+}
+
+static enum kv_err buffer_fit(struct codec *codec, struct buffer *buffer, size_t count) {
+    if (count <= buffer->capacity)
+        return KV_OK;
+    size_t capacity = (size_t)kv_round_up(count, (size_t)64 << 10);
+    uint8_t *bytes = kv_alloc_aligned(codec->alloc, capacity, STORE_PAGE_BYTES);
+    if (bytes == NULL)
+        return KV_ERR_NOMEM;
+    kv_alloc_release(codec->alloc, buffer->bytes);
+    *buffer = (struct buffer){bytes, capacity};
+    return KV_OK;
+}
+
+enum kv_err codec_room(struct codec *codec, size_t count, uint8_t **out) {
+    enum kv_err err = buffer_fit(codec, &codec->packed, count);
+    if (err == KV_OK)
+        *out = codec->packed.bytes;
+    return err;
+}
+
+static int is_due(struct kind_state *kind) {
+    if (!kind->tried || kind->pays || kind->skipped + 1 >= CODEC_SAMPLE) {
+        kind->skipped = 0;
+        return 1;
+    }
+    kind->skipped++;
+    return 0;
+}
+
+static void gather_plain(const struct store_part *part, uint8_t *out) {
+    for (uint32_t i = 0; i < part->piece_count; i++) {
+        memcpy(out, part->pieces[i].iov_base, part->pieces[i].iov_len);
+        out += part->pieces[i].iov_len;
+    }
+}
+
+static void gather_shuffled(const struct store_part *part, uint8_t *out, size_t raw_bytes) {
+    uint8_t *half[2] = {out, out + (raw_bytes + 1) / 2};
+    unsigned odd = 0;
+    for (uint32_t i = 0; i < part->piece_count; i++) {
+        const uint8_t *from = part->pieces[i].iov_base;
+        size_t count = part->pieces[i].iov_len;
+        uint8_t *restrict first = half[odd];
+        uint8_t *restrict second = half[odd ^ 1];
+        for (size_t j = 0; j < count / 2; j++) {
+            first[j] = from[2 * j];
+            second[j] = from[2 * j + 1];
+        }
+        half[odd] += count / 2;
+        half[odd ^ 1] += count / 2;
+        if (count % 2 != 0) {
+            *half[odd]++ = from[count - 1];
+            odd ^= 1;
+        }
+    }
+}
+
+static enum kv_err pack(struct codec *codec, const struct store_part *part, size_t raw_bytes,
+                        struct codec_packed *out) {
+    size_t bound = ZSTD_compressBound(raw_bytes);
+    enum kv_err err = buffer_fit(codec, &codec->gathered, raw_bytes);
+    if (err == KV_OK)
+        err = buffer_fit(codec, &codec->packed, bound);
+    if (err == KV_OK && codec->zip == NULL &&
+        (codec->zip = ZSTD_createCCtx_advanced(memory_of(codec))) == NULL)
+        err = KV_ERR_NOMEM;
+    if (err != KV_OK)
+        return err;
+    if (part->hint == STORE_SHUFFLE_ZSTD)
+        gather_shuffled(part, codec->gathered.bytes, raw_bytes);
+    else
+        gather_plain(part, codec->gathered.bytes);
+    size_t packed = ZSTD_compressCCtx(codec->zip, codec->packed.bytes, bound, codec->gathered.bytes,
+                                      raw_bytes, ZSTD_LEVEL);
+    if (ZSTD_isError(packed))
+        return KV_ERR_NOMEM; /* with room for the bound, memory is all that zstd can lack */
+    if (packed * 100 > raw_bytes * CODEC_KEEP_PERCENT)
+        return KV_OK;
+    *out = (struct codec_packed){part->hint == STORE_SHUFFLE_ZSTD ? CODEC_SHUFFLE_ZSTD : CODEC_ZSTD,
+                                 codec->packed.bytes, packed};
+    return KV_OK;
+}
+
+enum kv_err codec_pack(struct codec *codec, const struct store_part *part, size_t raw_bytes,
+                       struct codec_packed *out) {
+    assert(part->kind < STORE_KINDS_MAX);
+    struct kind_state *kind = &codec->kinds[part->kind];
+    *out = (struct codec_packed){CODEC_RAW, NULL, raw_bytes};
+    /* What fits in one page takes a page either way. */
+    if (part->hint == STORE_RAW || raw_bytes > CODEC_BYTES_MAX || raw_bytes <= STORE_PAGE_BYTES)
+        return KV_OK;
+    if (!is_due(kind))
+        return KV_OK;
+    enum kv_err err = pack(codec, part, raw_bytes, out);
+    if (err != KV_OK)
+        return err;
+    kind->tried = 1;
+    kind->pays = out->id != CODEC_RAW;
+    return KV_OK;
+}
+
+enum kv_err codec_unpack(struct codec *codec, enum codec_id id, const uint8_t *packed,
+                         size_t packed_bytes, uint8_t *raw_out, size_t raw_bytes) {
+    assert(id == CODEC_ZSTD || id == CODEC_SHUFFLE_ZSTD);
+    uint8_t *to = raw_out;
+    if (raw_bytes > CODEC_BYTES_MAX ||
+        ZSTD_findFrameCompressedSize(packed, packed_bytes) != packed_bytes ||
+        ZSTD_getFrameContentSize(packed, packed_bytes) != raw_bytes)
+        return KV_ERR_CORRUPT;
+    if (codec->unzip == NULL && (codec->unzip = ZSTD_createDCtx_advanced(memory_of(codec))) == NULL)
+        return KV_ERR_NOMEM;
+    if (id == CODEC_SHUFFLE_ZSTD) {
+        enum kv_err err = buffer_fit(codec, &codec->gathered, raw_bytes);
+        if (err != KV_OK)
+            return err;
+        to = codec->gathered.bytes;
+    }
+    size_t done = ZSTD_decompressDCtx(codec->unzip, to, raw_bytes, packed, packed_bytes);
+    if (ZSTD_isError(done) || done != raw_bytes)
+        return KV_ERR_CORRUPT;
+    if (id == CODEC_SHUFFLE_ZSTD) {
+        const uint8_t *even = to;
+        const uint8_t *odd = to + (raw_bytes + 1) / 2;
+        for (size_t i = 0; i < raw_bytes / 2; i++) {
+            raw_out[2 * i] = even[i];
+            raw_out[2 * i + 1] = odd[i];
+        }
+        if (raw_bytes % 2 != 0)
+            raw_out[raw_bytes - 1] = even[raw_bytes / 2];
+    }
+    return KV_OK;
+}
