@@ -31,6 +31,9 @@ struct tiny_model_options {
     const char *pre;      /* pre-tokenizer, such as "smollm" */
     const char *template; /* chat template, or NULL for none */
     const char *architecture;
+    const char *extra_key; /* one more key, or NULL: a text, or a u32 when extra_text is NULL */
+    const char *extra_text;
+    uint32_t extra_number;
 };
 
 /* 2 layers, 4 heads, 2 KV heads, head_dim 64, ffn 512, context 8192, Q4_1 matrices, Q8_0
@@ -42,8 +45,7 @@ struct tiny_model_options tiny_model_default(void);
 uint8_t *tiny_model_make(const struct tiny_model_options *options, size_t *size_bytes_out);
 void tiny_model_drop(uint8_t *file);
 
-/* Reads the real default model: COLDPLANE_TEST_MODEL, else
- * $HOME/.coldplane/models/SmolLM2-135M-Instruct.Q4_1.gguf. NULL when it is absent. */
+/* Reads the real model at testing_model_path(), as above. NULL when it is absent. */
 uint8_t *tiny_model_read_real(size_t *size_bytes_out);
 
 #endif
