@@ -63,6 +63,7 @@ struct session_info {
     uint32_t tier_blocks[16]; /* blocks by enum layout_tier as attention reads them now */
 };
 void session_info(const struct session *session, struct session_info *info_out);
+struct engine *session_engine(const struct session *session);
 enum kv_err session_move(struct session *session, enum session_state to);
 
 /* Appends ids to be prefilled, as one span of `role`. LIMIT beyond the context, nothing changed. */
