@@ -111,7 +111,7 @@ $B/gen/build_id.h: FORCE
 	echo '/* build_id.h - written by the Makefile: which sources and compiler made this program. */'; \
 	echo "#define BUILD_SOURCES_DIGEST \"$$(find kernels engine/model -name '*.[ch]' -o -name '*.cu' \
 	    2>/dev/null | LC_ALL=C sort | xargs -r sha256sum | sha256sum | cut -d' ' -f1)\""; \
-	echo "#define BUILD_COMPILER \"gcc $$($(CC) -dumpfullversion) $(CFLAGS)\""; } >$@.$$$$; \
+	echo "#define BUILD_COMPILER \"gcc $$($(CC) -dumpfullversion) $(CFLAGS) $(AVX2)\""; } >$@.$$$$; \
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
 $B/%_avx2.o: SIMD := $(AVX2)

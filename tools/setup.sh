@@ -75,10 +75,11 @@ install_packages() {
         $missing >/dev/null || fail "apt-get could not install: $missing"
 }
 
+# Arguments: packages to install in the same run.
 set_up_packages() {
     if is_debian; then
         # shellcheck disable=SC2086 # one word per package
-        install_packages $packages
+        install_packages $packages "$@"
         return
     fi
     echo 'setup: this is not Debian; needed: gcc, make, and the headers and libraries of liburing,'
@@ -148,7 +149,13 @@ check() {
 }
 
 case ${1:-} in
-'') set_up_packages && fetch_model ;;
+'')
+    # shellcheck disable=SC2086 # one word per package
+    if [ -f "$model" ] || [ -n "${MODEL:-}" ]; then set_up_packages; else
+        set_up_packages $model_packages
+    fi
+    fetch_model
+    ;;
 --packages) set_up_packages ;;
 --model) fetch_model ;;
 --check) check ;;
