@@ -1,0 +1,103 @@
+/* tools/service.h - store, engine, snapshot and restore put together behind session names.
+ *
+ * Responsible for: opening and closing them in order, filling in struct engine_hooks, finding a
+ * session by name wherever it is, putting sessions to sleep when slots are needed.
+ * Not responsible for: chat turns (turn.h), flags (config.h), printing.
+ *
+ * A service owns its store, engine, snapshot thread and every resident session. A session pointer
+ * is borrowed: it is good until the session is dropped, put to sleep or the service is closed.
+ * service_sleep, service_wake, service_session, service_make_room and turn_* may put any idle
+ * session to sleep other than the one they work on; look a session up again by name afterwards.
+ *
+ * Threads: one thread, which is the engine's scheduler thread, calls everything here and in turn.h.
+ * Units: bytes, slots, tokens.
+ * Errors: those of engine.h, store.h, snapshot.h and restore.h, unchanged; the diag has the remedy.
+ */
+#ifndef TOOLS_SERVICE_H
+#define TOOLS_SERVICE_H
+
+#include "engine/engine.h"
+#include "engine/receipt.h"
+#include "restore/restore.h"
+#include "snapshot/snapshot.h"
+#include "store/store.h"
+
+struct service;
+
+/* Every field is set by the caller; service_settings_usual fills all but the paths. Strings are
+ * borrowed for the call, alloc, clock and door until service_close. */
+struct service_settings {
+    const char *model_path; /* a GGUF file: read into memory, freed once the engine has it */
+    const char *store_dir;
+    const char *program; /* written into the store's LOCK for whoever finds it held */
+    /* 1: the store is opened beside a running writer and nothing is ever written; sessions can be
+     * woken and asked, saving and sleeping are refused with INVALID. */
+    int read_only;
+    const struct io_door *door; /* NULL: the best of this machine */
+    int direct_wanted;
+    uint64_t store_bytes_max; /* or STORE_BYTES_UNLIMITED */
+    enum engine_simd simd;
+    uint32_t threads;
+    uint32_t sessions_max;
+    uint64_t slot_budget_bytes;
+    uint32_t reserve_slots; /* never given to a session; for the shadow of a wake and for planes
+                               that wait for their write */
+    int poison_free_slots;
+    uint64_t shuffle_seed;
+    uint32_t queue_max;           /* blocks and saves waiting for the writer */
+    struct image_policy policy;   /* of new sessions */
+    struct image_sampler sampler; /* of new sessions */
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+};
+void service_settings_usual(struct service_settings *settings_out);
+
+/* NOT_FOUND model or (read-only) store, BUSY another writer (named). On an error nothing is open. */
+enum kv_err service_open(const struct service_settings *settings, struct service **service_out,
+                         struct kv_diag *diag);
+/* Waits for everything queued; what was not saved is not saved. NULL is allowed. */
+void service_close(struct service *service);
+
+struct engine *service_engine(struct service *service);
+struct store *service_store(struct service *service);
+struct snapshot *service_snapshot(struct service *service); /* NULL when read-only */
+const struct restore_source *service_source(struct service *service);
+const struct kv_alloc *service_alloc(struct service *service);
+const struct kv_clock *service_clock(struct service *service);
+/* What the hooks could not report by a code, such as an idle session that could not be put to
+ * sleep; "" when nothing. Cleared by service_open only. */
+const char *service_note(const struct service *service);
+
+enum service_found { SERVICE_RESIDENT, SERVICE_WOKEN, SERVICE_NEW };
+struct service_lookup {
+    int create; /* 1: a name that is nowhere becomes a new session; 0: NOT_FOUND */
+    int skip_needles;
+    restore_progress progress; /* may be NULL */
+    void *progress_context;
+};
+struct service_opened {
+    enum service_found found;
+    struct receipt receipt; /* of the wake, also a refused one; operation 0 when nothing woke */
+};
+/* The resident session, or the stored one woken and proven, or a new one. `opened_out` is written
+ * in every case. */
+enum kv_err service_session(struct service *service, const char *name,
+                            const struct service_lookup *lookup, struct session **session_out,
+                            struct service_opened *opened_out, struct kv_diag *diag);
+
+/* Makes room for the plan of `name`, then wakes it. EXISTS when it is resident. `options` NULL:
+ * needles asked, no progress. */
+enum kv_err service_wake(struct service *service, const char *name,
+                         const struct restore_options *options, struct session **session_out,
+                         struct receipt *receipt_out, struct kv_diag *diag);
+/* Needles asked, everything durable, then off the device. On an error it stays resident. */
+enum kv_err service_sleep(struct service *service, struct session *session,
+                          struct receipt *receipt_out, struct kv_diag *diag);
+enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
+                         struct receipt *receipt_out, struct kv_diag *diag);
+/* Until `slots` beyond the reserve are free: waits for pending writes, then puts the least recently
+ * used idle sessions to sleep, never `except` (may be NULL). NO_SLOTS with need and have. */
+enum kv_err service_make_room(struct service *service, uint32_t slots, struct session *except,
+                              struct kv_diag *diag);
+
+#endif

@@ -1,0 +1,81 @@
+/* tools/turn.h - text into a session and answers out of it.
+ *
+ * Responsible for: rendering turns with the model's chat template, closing what the turn before
+ * left open, feeding, generating, whole characters while tokens arrive, saving the turn.
+ * Not responsible for: finding sessions (service.h) or what a person sees (cmd_*.c).
+ *
+ * Threads: as service.h; the callbacks run on the calling thread.
+ * Units: tokens, nanoseconds.
+ * Errors: LIMIT (session, text and context sizes named; nothing was fed), NO_SLOTS, DEVICE, NOMEM,
+ * and those of service_save. After an error of the save the session is resident and whole.
+ */
+#ifndef TOOLS_TURN_H
+#define TOOLS_TURN_H
+
+#include "engine/model/template.h"
+#include "tools/service.h"
+
+/* Text of the answer in whole characters, not terminated; 0 stops the generation. */
+typedef int (*turn_stream)(void *context, const char *text, size_t text_bytes);
+/* Looked at between steps: 1 stops the generation, what was generated stays. */
+typedef int (*turn_cancelled)(void *context);
+typedef void (*turn_prefilled)(void *context, uint64_t tokens_done, uint64_t tokens_all);
+
+/* Every field is set; a zeroed struct with messages and tokens_max is a good beginning. */
+struct turn_options {
+    const struct template_message *messages; /* a system message only first in an empty session */
+    size_t message_count;
+    uint32_t tokens_max; /* to generate; 0 feeds the messages, closed, and prefills them */
+    int save;            /* save when the turn is over */
+    turn_stream stream;  /* may be NULL, as the next two */
+    turn_cancelled cancelled;
+    turn_prefilled prefilled;
+    void *context; /* for all three */
+};
+
+struct turn_result {
+    char *text; /* the answer, valid UTF-8, terminated; owned: turn_result_release */
+    size_t text_bytes;
+    uint64_t tokens_fed, tokens_generated;
+    enum engine_done done;
+    int cancelled;
+    uint64_t prefill_ns, decode_ns;
+    int saved;
+    struct receipt receipt; /* of the save; operation 0 without one */
+};
+
+/* Makes room, feeds, steps until this session is done (others that are active step along), saves.
+ * `result_out` is written in every case and must be released. */
+enum kv_err turn_run(struct service *service, struct session *session,
+                     const struct turn_options *options, struct turn_result *result_out,
+                     struct kv_diag *diag);
+void turn_result_release(struct service *service, struct turn_result *result);
+
+/* The first half of turn_run, for several sessions in one batch: feeds and, with tokens_max > 0,
+ * asks the engine to generate. Then turn_step_all. Callbacks and `save` are not used. */
+enum kv_err turn_begin(struct service *service, struct session *session,
+                       const struct turn_options *options, uint64_t *tokens_fed_out,
+                       struct kv_diag *diag);
+/* Steps until no session has anything to do. `each` (may be NULL) sees every event; 0 stops with
+ * CANCELLED. A failed session does not stop the others; the first failure is returned. */
+typedef int (*turn_event)(void *context, const struct engine_event *event);
+enum kv_err turn_step_all(struct service *service, turn_event each, void *context,
+                          struct kv_diag *diag);
+
+/* Feeds `text` as one closed user turn, cut at a token so that the session holds at most
+ * `tokens_end` tokens afterwards, and prefills it. For pasted documents of a given length. */
+struct turn_document {
+    const char *text;
+    size_t text_bytes;
+    uint64_t tokens_end;
+    turn_prefilled prefilled; /* may be NULL */
+    void *context;
+};
+enum kv_err turn_feed_document(struct service *service, struct session *session,
+                               const struct turn_document *document, struct kv_diag *diag);
+
+/* Token ids of plain text, control tokens off; the count is also given when it does not fit. */
+enum kv_err turn_count_tokens(struct service *service, const char *text, size_t text_bytes,
+                              uint64_t *tokens_out, struct kv_diag *diag);
+
+#endif
