@@ -59,7 +59,6 @@ endif
 # tests/: these are programs; any other file is shared by them.
 TEST_SRC    := $(wildcard tests/test_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c)
-FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 SRC_testing := $(wildcard tests/testing.c)
 
 # ld reads each archive once, in this order, so a call that points up does not link.
@@ -74,7 +73,7 @@ TEST_PROGRAMS := $(TEST_SRC:%.c=$B/%)
 ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
 TESTS         ?= $(notdir $(TEST_PROGRAMS))
 
-.PHONY: all help demo test test-programs check check-twins sanitize bench fuzz test-kill install \
+.PHONY: all help demo test test-programs check check-twins sanitize bench test-kill install \
         clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -91,7 +90,6 @@ help:
 	@echo 'make sanitize     all tests under ASan and UBSan'
 	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
 	@echo 'make bench        speed and quality figures'
-	@echo 'make fuzz         fuzz programs, one minute each'
 	@echo 'make setup        packages and the default model'
 	@echo 'make install      program and README (DESTDIR=, PREFIX=/usr/local)'
 	@echo 'make clean        remove build/'
@@ -221,14 +219,6 @@ check-twins: $(TEST_PROGRAMS)
 # For check-twins: what the program tests/$(TEST).c is linked from.
 print-link:
 	@echo $B/tests/$(TEST).o $(call objects_of,tests/$(TEST).c) $(call archives_of,tests/$(TEST).c)
-
-# libFuzzer needs clang and its own build of the sources.
-fuzz:
-	@mkdir -p $B/fuzz
-	@for f in $(basename $(notdir $(FUZZ_SRC))); do \
-	    clang $(filter-out -Werror,$(CPPFLAGS) -std=c11 -D_GNU_SOURCE) -O1 -g \
-	        -fsanitize=fuzzer,address tests/$$f.c $(SRC_store) $(LDLIBS) -o $B/fuzz/$$f && \
-	    $B/fuzz/$$f -max_total_time=60 || exit 1; done
 
 install: all
 	install -D -m 755 $B/coldplane $(DESTDIR)$(PREFIX)/bin/coldplane
