@@ -12,7 +12,7 @@
  * Every value starts with a version byte; a newer one is KV_ERR_VERSION. Ids are random 64-bit
  * numbers that are not in use, never 0.
  *
- * The block chain: chain(-1) = zero; chain(b) = digest of chain(b-1), lineage, block index, code id,
+ * The block chain: chain(-1) = zero; chain(b) = digest of chain(b-1), lineage, block, code id,
  * then kind and digest of every extent of the block in stored order. It binds session, block,
  * stream and bytes, so a misdirected read cannot pass.
  *
@@ -27,6 +27,7 @@
 #include "store/base/digest.h"
 
 enum { RECORD_VERSION = 1, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
+enum { RECORD_CODE_ID = 1, RECORD_LAYOUT_ID = 1 }; /* the code of DESIGN section 4, its layout */
 
 struct record_key {
     uint8_t bytes[RECORD_KEY_BYTES_MAX];

@@ -1,0 +1,112 @@
+/* engine/image.c - tiers, memory and compatibility of a session's image.
+ *
+ * Responsible for: which tier a block has, releasing what an image owns, the root digest, and
+ * whether a saved model is the one that is here.
+ * Not responsible for: bytes (image_code.c).
+ */
+#include "engine/image.h"
+
+#include <assert.h>
+#include <string.h>
+
+void image_init(struct image *image) {
+    memset(image, 0, sizeof *image);
+}
+
+void image_release(struct image *image, const struct kv_alloc *alloc) {
+    kv_alloc_release(alloc, image->policies);
+    kv_alloc_release(alloc, image->ids);
+    kv_alloc_release(alloc, image->roles);
+    for (uint32_t i = 0; image->needles != NULL && i < image->needle_count; i++) {
+        kv_alloc_release(alloc, image->needles[i].key);
+        kv_alloc_release(alloc, image->needles[i].ask);
+        kv_alloc_release(alloc, image->needles[i].answer_prefix);
+        kv_alloc_release(alloc, image->needles[i].expect);
+    }
+    kv_alloc_release(alloc, image->needles);
+    image_init(image);
+}
+
+enum layout_tier image_tier(const struct image_policy *policy, uint64_t block, uint64_t n_kv) {
+    static const enum layout_tier ladder[IMAGE_AGES_MAX + 1] = {LAYOUT_K8V4, LAYOUT_K6V4,
+                                                                LAYOUT_K6V3, LAYOUT_K6V2};
+    if (policy->recipe == IMAGE_RECIPE_BF16)
+        return LAYOUT_TIER_BF16;
+    assert(policy->age_count <= IMAGE_AGES_MAX);
+    uint64_t end = LAYOUT_SINK_TOKENS + (block + 1) * LAYOUT_BLOCK_TOKENS;
+    uint64_t distance = n_kv > end ? n_kv - end : 0;
+    uint32_t step = 0;
+    while (step < policy->age_count && distance >= policy->ages[step])
+        step++;
+    return ladder[step];
+}
+
+enum layout_tier image_floor(const struct image_policy *policy) {
+    return policy->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K6V2;
+}
+
+struct kv_digest image_root(const void *bytes, size_t size) {
+    return kv_digest_of(bytes, size);
+}
+
+static enum kv_err differ_number(struct kv_diag *diag, const char *field, uint64_t saved,
+                                 uint64_t here) {
+    return kv_diag_set(diag, KV_ERR_MISMATCH,
+                       "the snapshot was made with %s %llu, this model has %llu: "
+                       "use the model it was made with",
+                       field, (unsigned long long)saved, (unsigned long long)here);
+}
+
+static enum kv_err differ_digest(struct kv_diag *diag, const char *field,
+                                 const struct kv_digest *saved, const struct kv_digest *here) {
+    char saved_text[KV_DIGEST_HEX_BYTES];
+    char here_text[KV_DIGEST_HEX_BYTES];
+    kv_digest_hex(saved, saved_text);
+    kv_digest_hex(here, here_text);
+    return kv_diag_set(diag, KV_ERR_MISMATCH,
+                       "the snapshot was made with %s %s, this model has %s: "
+                       "use the model it was made with",
+                       field, saved_text, here_text);
+}
+
+enum kv_err image_compatible(const struct image_model *saved, const struct image_model *here,
+                             struct kv_diag *diag) {
+    if (strncmp(saved->architecture, here->architecture, sizeof saved->architecture) != 0)
+        return kv_diag_set(diag, KV_ERR_MISMATCH,
+                           "the snapshot was made with architecture %.16s, this model has %.16s: "
+                           "use the model it was made with",
+                           saved->architecture, here->architecture);
+    const struct {
+        const char *field;
+        uint64_t saved, here;
+    } numbers[] = {
+        {"layer count", saved->geometry.layers, here->geometry.layers},
+        {"KV head count", saved->geometry.kv_heads, here->geometry.kv_heads},
+        {"head dimension", saved->geometry.head_dim, here->geometry.head_dim},
+        {"query head count", saved->q_heads, here->q_heads},
+        {"context length", saved->context_tokens, here->context_tokens},
+        {"RoPE pairing", saved->rope_pairing, here->rope_pairing},
+        {"code id", saved->code_id, here->code_id},
+        {"layout id", saved->layout_id, here->layout_id},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (numbers[i].saved != numbers[i].here)
+            return differ_number(diag, numbers[i].field, numbers[i].saved, numbers[i].here);
+    if (memcmp(&saved->rope_base, &here->rope_base, sizeof saved->rope_base) != 0)
+        return kv_diag_set(diag, KV_ERR_MISMATCH,
+                           "the snapshot was made with RoPE base %.9g, this model has %.9g: "
+                           "use the model it was made with",
+                           (double)saved->rope_base, (double)here->rope_base);
+    const struct {
+        const char *field;
+        const struct kv_digest *saved, *here;
+    } digests[] = {
+        {"tokenizer", &saved->tokenizer, &here->tokenizer},
+        {"chat template", &saved->chat_template, &here->chat_template},
+        {"weights (tensor digest)", &saved->tensors, &here->tensors},
+    };
+    for (size_t i = 0; i < sizeof digests / sizeof digests[0]; i++)
+        if (memcmp(digests[i].saved, digests[i].here, sizeof *digests[i].saved) != 0)
+            return differ_digest(diag, digests[i].field, digests[i].saved, digests[i].here);
+    return KV_OK;
+}

@@ -1,0 +1,287 @@
+/* engine/record.c - keys and values of the records of a session, and the block chain.
+ *
+ * Responsible for: what record.h promises; pure functions.
+ * Not responsible for: reading or writing the store.
+ */
+#include "engine/record.h"
+
+#include "store/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+
+static struct record_key key_of(char kind, const void *rest, size_t size) {
+    struct record_key key = {{(uint8_t)kind}, (uint32_t)(1 + size)};
+    assert(size < RECORD_KEY_BYTES_MAX);
+    memcpy(key.bytes + 1, rest, size);
+    return key;
+}
+
+static struct record_key key_of_id(char kind, uint64_t id) {
+    uint8_t bytes[8];
+    kv_put_u64_be(bytes, id);
+    return key_of(kind, bytes, sizeof bytes);
+}
+
+struct record_key record_key_name(const char *name) {
+    return key_of('n', name, strnlen(name, RECORD_KEY_BYTES_MAX - 1));
+}
+
+struct record_key record_key_snapshot(uint64_t snapshot) {
+    return key_of_id('s', snapshot);
+}
+
+struct record_key record_key_block(uint64_t lineage, uint32_t block) {
+    uint8_t bytes[12];
+    kv_put_u64_be(bytes, lineage);
+    for (int i = 0; i < 4; i++)
+        bytes[8 + i] = (uint8_t)(block >> (24 - 8 * i));
+    return key_of('b', bytes, sizeof bytes);
+}
+
+struct record_key record_key_block_prefix(uint64_t lineage) {
+    return key_of_id('b', lineage);
+}
+
+struct record_key record_key_page(uint64_t page) {
+    return key_of_id('p', page);
+}
+
+struct record_key record_key_lineage(uint64_t lineage) {
+    return key_of_id('l', lineage);
+}
+
+static struct kv_writer writer_of(uint8_t *out) {
+    struct kv_writer writer;
+    kv_writer_init(&writer, out, RECORD_OUT_BYTES);
+    kv_write_u8(&writer, RECORD_VERSION);
+    return writer;
+}
+
+static uint32_t size_of(const struct kv_writer *writer) {
+    assert(!writer->failed);
+    return (uint32_t)writer->off;
+}
+
+static void put_name_text(struct kv_writer *writer, const char *name) {
+    size_t length = strnlen(name, IMAGE_NAME_BYTES_MAX);
+    kv_write_u8(writer, (uint8_t)length);
+    kv_write_bytes(writer, name, length);
+}
+
+uint32_t record_put_name(const struct record_name *record, uint8_t *out) {
+    struct kv_writer writer = writer_of(out);
+    kv_write_u64(&writer, record->snapshot);
+    kv_write_u64(&writer, record->lineage);
+    kv_write_u64(&writer, record->updated_ns);
+    return size_of(&writer);
+}
+
+uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out) {
+    struct kv_writer writer = writer_of(out);
+    put_name_text(&writer, record->name);
+    kv_write_u64(&writer, record->lineage);
+    kv_write_u64(&writer, record->parent);
+    kv_write_u32(&writer, record->block_count);
+    kv_write_u8(&writer, (uint8_t)((record->is_explicit != 0) | (record->asleep != 0) << 1));
+    kv_write_u64(&writer, record->n);
+    kv_write_u64(&writer, record->n_kv);
+    kv_write_u64(&writer, record->created_ns);
+    kv_write_bytes(&writer, record->root.bytes, KV_DIGEST_BYTES);
+    kv_write_u64(&writer, record->sinks_page);
+    kv_write_u8(&writer, (uint8_t)record->page_count);
+    assert(record->page_count <= IMAGE_PAGES_MAX);
+    for (uint32_t i = 0; i < record->page_count; i++)
+        kv_write_u64(&writer, record->page_ids[i]);
+    return size_of(&writer);
+}
+
+uint32_t record_put_block(const struct record_block *record, uint8_t *out) {
+    struct kv_writer writer = writer_of(out);
+    kv_write_u32(&writer, record->code_id);
+    kv_write_u32(&writer, record->layout_id);
+    kv_write_u64(&writer, record->first_position);
+    return size_of(&writer);
+}
+
+uint32_t record_put_page(const struct record_page *record, uint8_t *out) {
+    struct kv_writer writer = writer_of(out);
+    kv_write_u64(&writer, record->lineage);
+    kv_write_u64(&writer, record->first);
+    kv_write_u32(&writer, record->tokens);
+    kv_write_u32(&writer, record->references);
+    return size_of(&writer);
+}
+
+uint32_t record_put_lineage(const struct record_lineage *record, uint8_t *out) {
+    struct kv_writer writer = writer_of(out);
+    kv_write_u64(&writer, record->parent);
+    kv_write_u64(&writer, record->cut);
+    kv_write_u32(&writer, record->snapshot_count);
+    put_name_text(&writer, record->name);
+    return size_of(&writer);
+}
+
+/* The reader stands behind the version byte when KV_OK is returned. */
+static enum kv_err begin(struct kv_reader *reader, const void *value, size_t size, const char *what,
+                         struct kv_diag *diag) {
+    kv_reader_init(reader, value, size);
+    uint8_t version = kv_read_u8(reader);
+    if (reader->failed || version == 0)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "%s record: empty or without a version", what);
+    if (version > RECORD_VERSION)
+        return kv_diag_set(diag, KV_ERR_VERSION,
+                           "%s record: needs version %u, this program reads up to %d: "
+                           "use a newer program",
+                           what, version, RECORD_VERSION);
+    return KV_OK;
+}
+
+static enum kv_err end(const struct kv_reader *reader, int sound, const char *what,
+                       struct kv_diag *diag) {
+    if (reader->failed)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "%s record: %zu bytes are too few", what,
+                           reader->size_bytes);
+    if (kv_reader_left(reader) != 0)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "%s record: %zu bytes too many", what,
+                           kv_reader_left(reader));
+    if (!sound)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "%s record: a value is out of range", what);
+    return KV_OK;
+}
+
+static void get_name_text(struct kv_reader *reader, char name_out[IMAGE_NAME_BYTES_MAX + 1]) {
+    uint8_t length = kv_read_u8(reader);
+    name_out[0] = 0;
+    if (length == 0 || length > IMAGE_NAME_BYTES_MAX) {
+        reader->failed = 1;
+        return;
+    }
+    const uint8_t *at = kv_read_bytes(reader, length);
+    if (at == NULL)
+        return;
+    memcpy(name_out, at, length);
+    name_out[length] = 0;
+    if (strlen(name_out) != length)
+        reader->failed = 1;
+}
+
+enum kv_err record_get_name(const void *value, size_t size, struct record_name *out,
+                            struct kv_diag *diag) {
+    struct kv_reader reader;
+    struct record_name record;
+    enum kv_err err = begin(&reader, value, size, "name", diag);
+    if (err != KV_OK)
+        return err;
+    record.snapshot = kv_read_u64(&reader);
+    record.lineage = kv_read_u64(&reader);
+    record.updated_ns = kv_read_u64(&reader);
+    err = end(&reader, record.snapshot != 0 && record.lineage != 0, "name", diag);
+    if (err == KV_OK)
+        *out = record;
+    return err;
+}
+
+enum kv_err record_get_snapshot(const void *value, size_t size, struct record_snapshot *out,
+                                struct kv_diag *diag) {
+    struct kv_reader reader;
+    struct record_snapshot record = {0};
+    enum kv_err err = begin(&reader, value, size, "snapshot", diag);
+    if (err != KV_OK)
+        return err;
+    get_name_text(&reader, record.name);
+    record.lineage = kv_read_u64(&reader);
+    record.parent = kv_read_u64(&reader);
+    record.block_count = kv_read_u32(&reader);
+    uint8_t flags = kv_read_u8(&reader);
+    record.is_explicit = flags & 1;
+    record.asleep = flags >> 1 & 1;
+    record.n = kv_read_u64(&reader);
+    record.n_kv = kv_read_u64(&reader);
+    record.created_ns = kv_read_u64(&reader);
+    const uint8_t *root = kv_read_bytes(&reader, KV_DIGEST_BYTES);
+    if (root != NULL)
+        memcpy(record.root.bytes, root, KV_DIGEST_BYTES);
+    record.sinks_page = kv_read_u64(&reader);
+    record.page_count = kv_read_u8(&reader);
+    int sound = flags <= 3 && record.page_count <= IMAGE_PAGES_MAX && record.lineage != 0 &&
+                record.n <= IMAGE_TOKENS_MAX && record.n_kv <= record.n &&
+                record.n - record.n_kv <= 1 &&
+                record.block_count == layout_sealed_blocks(record.n_kv);
+    for (uint32_t i = 0; sound && i < record.page_count; i++)
+        record.page_ids[i] = kv_read_u64(&reader);
+    err = end(&reader, sound, "snapshot", diag);
+    if (err == KV_OK)
+        *out = record;
+    return err;
+}
+
+enum kv_err record_get_block(const void *value, size_t size, struct record_block *out,
+                             struct kv_diag *diag) {
+    struct kv_reader reader;
+    struct record_block record;
+    enum kv_err err = begin(&reader, value, size, "block", diag);
+    if (err != KV_OK)
+        return err;
+    record.code_id = kv_read_u32(&reader);
+    record.layout_id = kv_read_u32(&reader);
+    record.first_position = kv_read_u64(&reader);
+    err = end(&reader, 1, "block", diag);
+    if (err == KV_OK)
+        *out = record;
+    return err;
+}
+
+enum kv_err record_get_page(const void *value, size_t size, struct record_page *out,
+                            struct kv_diag *diag) {
+    struct kv_reader reader;
+    struct record_page record;
+    enum kv_err err = begin(&reader, value, size, "page", diag);
+    if (err != KV_OK)
+        return err;
+    record.lineage = kv_read_u64(&reader);
+    record.first = kv_read_u64(&reader);
+    record.tokens = kv_read_u32(&reader);
+    record.references = kv_read_u32(&reader);
+    int sound = record.lineage != 0 && record.first <= IMAGE_TOKENS_MAX && record.tokens >= 1 &&
+                record.tokens <= LAYOUT_PAGE_TOKENS;
+    err = end(&reader, sound, "page", diag);
+    if (err == KV_OK)
+        *out = record;
+    return err;
+}
+
+enum kv_err record_get_lineage(const void *value, size_t size, struct record_lineage *out,
+                               struct kv_diag *diag) {
+    struct kv_reader reader;
+    struct record_lineage record;
+    enum kv_err err = begin(&reader, value, size, "lineage", diag);
+    if (err != KV_OK)
+        return err;
+    record.parent = kv_read_u64(&reader);
+    record.cut = kv_read_u64(&reader);
+    record.snapshot_count = kv_read_u32(&reader);
+    get_name_text(&reader, record.name);
+    err = end(&reader, 1, "lineage", diag);
+    if (err == KV_OK)
+        *out = record;
+    return err;
+}
+
+struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, uint32_t block,
+                              const uint8_t *kinds, const struct kv_digest *digests,
+                              uint32_t count) {
+    struct kv_digest_state state;
+    uint8_t head[8 + 4 + 4];
+    kv_put_u64(head, lineage);
+    kv_put_u32(head + 8, block);
+    kv_put_u32(head + 12, RECORD_CODE_ID);
+    kv_digest_init(&state);
+    kv_digest_update(&state, before->bytes, KV_DIGEST_BYTES);
+    kv_digest_update(&state, head, sizeof head);
+    for (uint32_t i = 0; i < count; i++) {
+        kv_digest_update(&state, &kinds[i], 1);
+        kv_digest_update(&state, digests[i].bytes, KV_DIGEST_BYTES);
+    }
+    return kv_digest_final(&state);
+}

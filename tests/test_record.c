@@ -1,0 +1,153 @@
+/* tests/test_record.c - keys, values and the block chain.
+ *
+ * Responsible for: engine/record.c: key order, round trips, cuts, versions, what the chain binds.
+ * Not responsible for: when records are written (test_snapshot.c).
+ */
+#include "engine/record.h"
+#include "tests/testing.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void keys_sort_by_number(void **state) {
+    (void)state;
+    struct record_key a = record_key_block(7, 255);
+    struct record_key b = record_key_block(7, 256);
+    struct record_key c = record_key_block(8, 0);
+    struct record_key prefix = record_key_block_prefix(7);
+    assert_int_equal(a.size, 13);
+    assert_true(memcmp(a.bytes, b.bytes, a.size) < 0);
+    assert_true(memcmp(b.bytes, c.bytes, b.size) < 0);
+    assert_memory_equal(prefix.bytes, a.bytes, prefix.size);
+    assert_memory_not_equal(prefix.bytes, c.bytes, prefix.size);
+    assert_int_equal(record_key_snapshot(1).bytes[0], 's');
+    assert_int_equal(record_key_page(1).bytes[0], 'p');
+    assert_int_equal(record_key_lineage(1).bytes[0], 'l');
+    struct record_key name = record_key_name("naïve");
+    assert_int_equal(name.size, 1 + strlen("naïve"));
+    assert_memory_equal(name.bytes, "nnaïve", name.size);
+}
+
+static struct record_snapshot example_snapshot(void) {
+    struct record_snapshot record = {.lineage = 5,
+                                     .parent = 6,
+                                     .is_explicit = 1,
+                                     .n = 1001,
+                                     .n_kv = 1000,
+                                     .created_ns = 9,
+                                     .sinks_page = 10,
+                                     .page_count = 3,
+                                     .page_ids = {11, 12, 13}};
+    snprintf(record.name, sizeof record.name, "日本");
+    record.block_count = (uint32_t)layout_sealed_blocks(record.n_kv);
+    record.root = kv_digest_of("root", 4);
+    return record;
+}
+
+static void values_round_trip(void **state) {
+    (void)state;
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_snapshot snapshot = example_snapshot(), snapshot_back;
+    uint32_t size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(record_get_snapshot(value, size, &snapshot_back, NULL), KV_OK);
+    assert_string_equal(snapshot_back.name, snapshot.name);
+    assert_int_equal(snapshot_back.page_ids[2], 13);
+    assert_int_equal(snapshot_back.is_explicit, 1);
+    assert_int_equal(snapshot_back.asleep, 0);
+    assert_memory_equal(snapshot_back.root.bytes, snapshot.root.bytes, KV_DIGEST_BYTES);
+
+    struct record_name name = {1, 2, 3}, name_back;
+    size = record_put_name(&name, value);
+    assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
+    assert_memory_equal(&name, &name_back, sizeof name);
+
+    struct record_block block = {1, 1, 64 + 256}, block_back;
+    size = record_put_block(&block, value);
+    assert_int_equal(record_get_block(value, size, &block_back, NULL), KV_OK);
+    assert_int_equal(block_back.first_position, 320);
+
+    struct record_page page = {4, 320, 64, 2}, page_back;
+    size = record_put_page(&page, value);
+    assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_OK);
+    assert_int_equal(page_back.references, 2);
+
+    struct record_lineage lineage = {0, 0, 3, "chat"}, lineage_back;
+    size = record_put_lineage(&lineage, value);
+    assert_int_equal(record_get_lineage(value, size, &lineage_back, NULL), KV_OK);
+    assert_string_equal(lineage_back.name, "chat");
+    assert_int_equal(lineage_back.snapshot_count, 3);
+}
+
+static void longest_name_fits(void **state) {
+    (void)state;
+    struct record_snapshot snapshot = example_snapshot(), back;
+    uint8_t value[RECORD_OUT_BYTES];
+    memset(snapshot.name, 'x', IMAGE_NAME_BYTES_MAX);
+    snapshot.name[IMAGE_NAME_BYTES_MAX] = 0;
+    snapshot.page_count = IMAGE_PAGES_MAX;
+    uint32_t size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(record_get_snapshot(value, size, &back, NULL), KV_OK);
+    assert_int_equal(strlen(back.name), IMAGE_NAME_BYTES_MAX);
+}
+
+/* CASE-12 for index values: cut anywhere, one byte too many, every byte changed. */
+static void damaged_values_are_refused(void **state) {
+    (void)state;
+    struct record_snapshot snapshot = example_snapshot(), back;
+    uint8_t value[RECORD_OUT_BYTES + 1] = {0};
+    struct kv_diag diag = {""};
+    uint32_t size = record_put_snapshot(&snapshot, value);
+    for (uint32_t cut = 0; cut < size; cut++) {
+        uint8_t *copy = kv_alloc_aligned(kv_alloc_system(), cut, 1);
+        memcpy(copy, value, cut);
+        assert_int_equal(record_get_snapshot(copy, cut, &back, &diag), KV_ERR_CORRUPT);
+        kv_alloc_release(kv_alloc_system(), copy);
+    }
+    assert_int_equal(record_get_snapshot(value, size + 1, &back, &diag), KV_ERR_CORRUPT);
+    snapshot.n_kv = UINT64_MAX;
+    size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(record_get_snapshot(value, size, &back, &diag), KV_ERR_CORRUPT);
+    snapshot = example_snapshot();
+    snapshot.n = UINT64_MAX - 1;
+    size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(record_get_snapshot(value, size, &back, &diag), KV_ERR_CORRUPT);
+    snapshot = example_snapshot();
+    snapshot.block_count = UINT32_MAX;
+    size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(record_get_snapshot(value, size, &back, &diag), KV_ERR_CORRUPT);
+    struct record_page page = {4, 320, 65, 2}, page_back;
+    size = record_put_page(&page, value);
+    assert_int_equal(record_get_page(value, size, &page_back, &diag), KV_ERR_CORRUPT);
+    struct record_name name = {0, 2, 3}, name_back;
+    size = record_put_name(&name, value);
+    assert_int_equal(record_get_name(value, size, &name_back, &diag), KV_ERR_CORRUPT);
+    value[0] = 9;
+    assert_int_equal(record_get_name(value, size, &name_back, &diag), KV_ERR_VERSION);
+    assert_non_null(strstr(diag.text, "needs version 9"));
+}
+
+static void the_chain_binds_everything(void **state) {
+    (void)state;
+    struct kv_digest zero = {{0}};
+    uint8_t kinds[2] = {LAYOUT_META, LAYOUT_KH};
+    struct kv_digest digests[2] = {kv_digest_of("a", 1), kv_digest_of("b", 1)};
+    struct kv_digest base = record_chain(&zero, 5, 0, kinds, digests, 2);
+    struct kv_digest again = record_chain(&zero, 5, 0, kinds, digests, 2);
+    assert_memory_equal(base.bytes, again.bytes, KV_DIGEST_BYTES);
+    struct kv_digest swapped[2] = {digests[1], digests[0]};
+    uint8_t other_kinds[2] = {LAYOUT_META, LAYOUT_VR1};
+    struct kv_digest others[] = {
+        record_chain(&base, 5, 0, kinds, digests, 2),
+        record_chain(&zero, 6, 0, kinds, digests, 2),
+        record_chain(&zero, 5, 1, kinds, digests, 2),
+        record_chain(&zero, 5, 0, other_kinds, digests, 2),
+        record_chain(&zero, 5, 0, kinds, swapped, 2),
+        record_chain(&zero, 5, 0, kinds, digests, 1),
+    };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        assert_memory_not_equal(base.bytes, others[i].bytes, KV_DIGEST_BYTES);
+}
+
+TESTING_MAIN(cmocka_unit_test(keys_sort_by_number), cmocka_unit_test(values_round_trip),
+             cmocka_unit_test(longest_name_fits), cmocka_unit_test(damaged_values_are_refused),
+             cmocka_unit_test(the_chain_binds_everything))
