@@ -25,7 +25,7 @@
 /* The numbers are those of the GGUF format. */
 enum ops_type { OPS_F32 = 0, OPS_F16 = 1, OPS_Q4_0 = 2, OPS_Q4_1 = 3, OPS_Q8_0 = 8, OPS_BF16 = 30 };
 
-enum { OPS_PANEL = 16, OPS_K_UNIT = 32, OPS_ROWS_MAX = 512 };
+enum { OPS_PANEL = 16, OPS_K_UNIT = 32, OPS_ROWS_MAX = 512, OPS_HEAD_DIM_MAX = 256 };
 
 /* W[n outputs][k inputs] packed in panels of 16 outputs, quantised types as they are held. */
 struct ops_weight {
@@ -88,8 +88,8 @@ struct ops_kv_dest {
 };
 
 /* Rotates q[rows][q_head][dim] in place; writes rotated k and plain v, both [rows][kv_head][dim],
- * as BF16 (nearest even; NaN stays NaN). head_dim is a multiple of 16; all of it is rotated. Item:
- * a row. */
+ * as BF16 (nearest even; NaN stays NaN). head_dim is a multiple of 16, at most
+ * OPS_HEAD_DIM_MAX; all of it is rotated. Item: a row. */
 struct ops_rope {
     float *q;
     const float *k;
@@ -157,8 +157,8 @@ struct ops_table {
     void (*swiglu)(const struct ops_swiglu *args, uint32_t first_item, uint32_t end_item,
                    void *scratch);
     void (*add)(const struct ops_add *args, uint32_t first_item, uint32_t end_item, void *scratch);
-    /* Runs `iterations` rounds of multiply-adds on registers alone; returns the floating-point
-     * operations done (an FMA counts 2). The caller times it. */
+    /* Runs `iterations` rounds, each of the order of 0.1 us, of multiply-adds on registers alone;
+     * returns the floating-point operations done (an FMA counts 2). The caller times it. */
     uint64_t (*fma_rate)(uint64_t iterations);
 };
 
