@@ -139,7 +139,7 @@ endef
 $(foreach a,$(ARCHIVES),$(eval $(call archive_rule,$a)))
 
 # A test links the archives of the folders that it includes and of what those may import, and the
-# shared files tests/NAME.c whose header it includes (two levels deep); nothing else, so a test of
+# shared files tests/NAME.c whose header it includes (four levels deep); nothing else, so a test of
 # store/ that needs engine/ does not link.
 INCLUDES := $(shell grep -oHE '^.include "[a-z_]+/[a-z0-9_]+' $(wildcard tests/*.[ch]) | \
               grep -v 'tests/testing$$' | \
@@ -152,8 +152,9 @@ NEED_restore  := restore $(NEED_engine)
 NEED_tools    := tools snapshot restore $(NEED_engine)
 includes_of    = $(patsubst $1:%,%,$(filter $1:%,$(INCLUDES)))
 shared_by      = $(patsubst tests/%,%,$(filter tests/%,$(includes_of)))
-shared_of      = $(sort $(call shared_by,$1) $(foreach s,$(call shared_by,$1), \
+and_theirs     = $(sort $1 $(foreach s,$1, \
                      $(call shared_by,tests/$s.c) $(call shared_by,tests/$s.h)))
+shared_of      = $(call and_theirs,$(call and_theirs,$(call and_theirs,$(shared_by))))
 files_of       = $1 $(foreach s,$(call shared_of,$1),tests/$s.c tests/$s.h)
 folders_of     = $(sort $(foreach f,$(call files_of,$1), \
                      $(filter-out tests/%,$(call includes_of,$f))))
