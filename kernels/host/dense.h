@@ -138,7 +138,8 @@ static inline uint16_t dense_f32_bf16(float value) {
 }
 
 /* exp(x) = 2^n * p(r), n = nearest(x / ln 2), r = x - n * ln 2 in two steps, every operation
- * rounded alone. dense_exp is the one-lane form; the AVX2 twin repeats the same steps. */
+ * rounded alone; above 88 it is infinite, below -87 it stays there. dense_exp is the one-lane
+ * form; the AVX2 twin repeats the same steps. */
 #define DENSE_EXP_MIN -87.0f
 #define DENSE_EXP_MAX 88.0f
 #define DENSE_EXP_LOG2E 0x1.715476p+0f
@@ -165,7 +166,8 @@ static inline float dense_exp(float x) {
     p = p * r + DENSE_EXP_C2;
     p = p * (r * r) + r;
     p = p + 1.0f;
-    return p * dense_bits_f32((dense_f32_bits(shifted) + 127) << 23);
+    p = p * dense_bits_f32((dense_f32_bits(shifted) + 127) << 23);
+    return x > DENSE_EXP_MAX ? dense_bits_f32(0x7f800000) : p;
 }
 
 static inline float dense_swiglu(float gate, float up) {

@@ -149,7 +149,9 @@ static __m256 exponential(__m256 x) {
     p = _mm256_add_ps(_mm256_mul_ps(p, _mm256_mul_ps(r, r)), r);
     p = _mm256_add_ps(p, _mm256_set1_ps(1.0f));
     __m256i exponent = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+    p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+    __m256 beyond = _mm256_cmp_ps(x, _mm256_set1_ps(DENSE_EXP_MAX), _CMP_GT_OQ);
+    return _mm256_blendv_ps(p, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)), beyond);
 }
 
 void dense_swiglu_avx2(const struct ops_swiglu *args, uint32_t first_item, uint32_t end_item,
