@@ -1,0 +1,58 @@
+/* engine/kv/policy.c - which tier each block is read at, and which planes may go or must come.
+ *
+ * Responsible for: the decision.
+ * Not responsible for: carrying it out.
+ */
+#include "engine/kv/policy.h"
+
+void policy_block_move(const struct image_policy *policy, uint64_t n_kv, uint32_t index,
+                       const struct policy_block *block, struct policy_move *move_out) {
+    enum layout_tier wanted_tier = image_tier(policy, index, n_kv);
+    uint32_t wanted = layout_tier_streams(wanted_tier);
+    uint32_t missing = wanted & ~block->resident;
+    uint32_t kept, unread;
+
+    *move_out = (struct policy_move){.block = index, .tier = block->tier};
+    if (!missing)
+        move_out->tier = wanted_tier;
+    else
+        move_out->want = missing & ~block->arriving & ~block->unavailable;
+    kept = layout_tier_streams(move_out->tier) | wanted | block->others;
+    unread = block->resident & ~kept;
+    if (block->durable)
+        move_out->free = unread;
+    else
+        move_out->idle = unread;
+}
+
+uint32_t policy_moves(const struct image_policy *policy, uint64_t n_kv,
+                      const struct policy_block *blocks, uint32_t count,
+                      struct policy_move *moves_out) {
+    uint32_t moves = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        struct policy_move move;
+        policy_block_move(policy, n_kv, i, &blocks[i], &move);
+        if (move.tier != blocks[i].tier || move.free || move.want)
+            moves_out[moves++] = move;
+    }
+    return moves;
+}
+
+uint32_t policy_slots(uint32_t mask) {
+    uint32_t slots = 0;
+
+    for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
+        if (mask & 1u << stream)
+            slots += layout_stream_slots(stream);
+    return slots;
+}
+
+uint64_t policy_plan(const struct image_policy *policy, uint64_t n_kv) {
+    uint64_t slots = LAYOUT_PAGE_SLOTS * (LAYOUT_WINDOW_PAGES_MAX + 1);
+    uint64_t blocks = layout_sealed_blocks(n_kv);
+
+    for (uint64_t block = 0; block < blocks; block++)
+        slots += layout_tier_slots(image_tier(policy, block, n_kv));
+    return slots;
+}
