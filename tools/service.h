@@ -52,7 +52,7 @@ struct service_settings {
 };
 void service_settings_usual(struct service_settings *settings_out);
 
-/* NOT_FOUND model or (read-only) store, BUSY another writer (named). On an error nothing is open. */
+/* NOT_FOUND model or (read-only) store, BUSY another writer (named). On errors nothing is open. */
 enum kv_err service_open(const struct service_settings *settings, struct service **service_out,
                          struct kv_diag *diag);
 /* Waits for everything queued; what was not saved is not saved. NULL is allowed. */

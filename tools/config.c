@@ -1,0 +1,521 @@
+/* tools/config.c - flags and the configuration file as one struct.
+ *
+ * Responsible for: one table from which parsing, --show-config and the help of flags are made.
+ * Not responsible for: meaning of the values (the commands).
+ */
+#include "tools/config.h"
+
+#include "store/base/bytes.h"
+#include "store/store.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum kind {
+    KIND_SWITCH,
+    KIND_TEXT,
+    KIND_PATH,
+    KIND_BYTES,
+    KIND_U32,
+    KIND_U64,
+    KIND_F32,
+    KIND_SIMD,
+    KIND_RECIPE,
+    KIND_AGES
+};
+
+struct setting {
+    const char *name, *alias;
+    enum kind kind;
+    size_t off;
+    uint64_t least, most; /* of integers and sizes */
+    unsigned groups;
+    int in_file;
+    const char *value, *help;
+};
+
+#define AT(field) offsetof(struct config, field)
+
+static const struct setting settings[] = {
+    {"help", "h", KIND_SWITCH, AT(help), 0, 1, CONFIG_COMMON, 0, "", "help of the command"},
+    {"json", NULL, KIND_SWITCH, AT(json), 0, 1, CONFIG_COMMON, 1, "", "one JSON document"},
+    {"show-config", NULL, KIND_SWITCH, AT(show), 0, 1, CONFIG_COMMON, 0, "",
+     "print all settings in force and stop"},
+    {"version", NULL, KIND_SWITCH, AT(version), 0, 1, CONFIG_COMMON, 0, "", "as `version`"},
+    {"store", NULL, KIND_PATH, AT(store), 0, 0, CONFIG_COMMON, 1, "DIR",
+     "folder of the store (COLDPLANE_HOME/store)"},
+    {"posix-io", NULL, KIND_SWITCH, AT(posix_io), 0, 1, CONFIG_COMMON, 1, "",
+     "plain system calls instead of io_uring"},
+    {"store-max", NULL, KIND_BYTES, AT(store_max_bytes), 1 << 20, UINT64_MAX, CONFIG_WRITE, 1,
+     "SIZE", "the store never grows beyond this"},
+    {"model", "m", KIND_PATH, AT(model), 0, 0, CONFIG_ENGINE | CONFIG_TOKENS, 1, "FILE",
+     "GGUF file of the model"},
+    {"threads", "t", KIND_U32, AT(threads), 1, 256, CONFIG_ENGINE, 1, "N",
+     "threads that compute (all cores online)"},
+    {"simd", NULL, KIND_SIMD, AT(simd), 0, 0, CONFIG_ENGINE, 1, "auto|avx2|c",
+     "instructions to compute with"},
+    {"slots-memory", "device-memory", KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_MAX,
+     CONFIG_ENGINE, 1, "SIZE", "memory for KV slots, reserved at start"},
+    {"reserve-slots", NULL, KIND_U32, AT(reserve_slots), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
+     "slots never given to a session"},
+    {"sessions", NULL, KIND_U32, AT(sessions_max), 1, 1024, CONFIG_ENGINE, 1, "N",
+     "sessions held on the device at once"},
+    {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|bf16",
+     "how a new session keeps its KV"},
+    {"ages", NULL, KIND_AGES, AT(policy), 0, 0, CONFIG_CREATE, 1, "A,B,C|none",
+     "distances in tokens of K6V4, K6V3, K6V2 in a new session"},
+    {"temperature", NULL, KIND_F32, AT(sampler.temperature), 0, 0, CONFIG_CREATE, 1, "X",
+     "0 always takes the likeliest token"},
+    {"top-p", NULL, KIND_F32, AT(sampler.top_p), 0, 0, CONFIG_CREATE, 1, "X",
+     "likeliest tokens up to this probability; 1 keeps all"},
+    {"top-k", NULL, KIND_U32, AT(sampler.top_k), 1, UINT32_MAX, CONFIG_CREATE, 1, "N",
+     "this many likeliest tokens"},
+    {"seed", NULL, KIND_U64, AT(sampler.seed), 0, UINT64_MAX, CONFIG_CREATE, 1, "N",
+     "of the random numbers of a new session"},
+    {"system", NULL, KIND_TEXT, AT(system), 0, 0, CONFIG_TURN, 1, "TEXT",
+     "system message of a new session"},
+    {"max-tokens", "n", KIND_U32, AT(tokens_max), 1, IMAGE_TOKENS_MAX, CONFIG_TURN, 1, "N",
+     "longest answer"},
+    {"prompt", "p", KIND_TEXT, AT(prompt), 0, 0, CONFIG_PROMPT, 0, "TEXT",
+     "what to say; - reads it from standard input"},
+    {"session", "s", KIND_TEXT, AT(session), 0, 0, CONFIG_SESSION, 0, "NAME",
+     "session to talk to (default: `chat`)"},
+    {"key", NULL, KIND_TEXT, AT(key), 0, 0, CONFIG_NEEDLE, 0, "K", "name of the fact"},
+    {"value", NULL, KIND_TEXT, AT(value), 0, 0, CONFIG_NEEDLE, 0, "V", "the fact itself"},
+    {"special", NULL, KIND_SWITCH, AT(special), 0, 1, CONFIG_TOKENS, 0, "",
+     "control tokens written in the text become their ids"},
+    {"tokens", NULL, KIND_U64, AT(bench_tokens), 512, IMAGE_TOKENS_MAX, CONFIG_BENCH, 0, "N",
+     "length of the measured session or text"},
+    {"size", NULL, KIND_BYTES, AT(bench_bytes), 16 << 20, UINT64_C(1) << 36, CONFIG_BENCH, 0,
+     "SIZE", "bytes to write and read"},
+    {"build", NULL, KIND_SWITCH, AT(build), 0, 1, CONFIG_BENCH, 0, "",
+     "make the measured session first when it is not there"},
+};
+
+enum { SETTING_COUNT = sizeof settings / sizeof settings[0] };
+_Static_assert(SETTING_COUNT <= 64, "struct config.given has a bit for each");
+
+static const struct {
+    const char *name;
+    double bytes;
+} units[] = {
+    {"B", 1},
+    {"", 1},
+    {"KiB", 1024.0},
+    {"MiB", 1048576.0},
+    {"GiB", 1073741824.0},
+    {"kB", 1e3},
+    {"MB", 1e6},
+    {"GB", 1e9},
+    {"TB", 1e12},
+    {"TiB", 1099511627776.0},
+    {"K", 1024},
+    {"M", 1048576.0},
+    {"G", 1073741824.0},
+    {"T", 1099511627776.0},
+};
+
+enum kv_err config_parse_bytes(const char *text, uint64_t *bytes_out, struct kv_diag *diag) {
+    char *end = NULL;
+    errno = 0;
+    double number = isdigit((unsigned char)text[0]) ? strtod(text, &end) : -1;
+    if (number >= 0 && errno == 0 && isfinite(number)) {
+        while (*end == ' ')
+            end++;
+        for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+            double bytes = number * units[i].bytes;
+            if (strcasecmp(end, units[i].name) != 0 || bytes > 9.2e18)
+                continue;
+            *bytes_out = (uint64_t)bytes;
+            return KV_OK;
+        }
+    }
+    return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a size; write it as 512MiB or 78.6GiB",
+                       text);
+}
+
+static enum kv_err parse_u64(const char *text, const struct setting *setting, uint64_t *out,
+                             struct kv_diag *diag) {
+    char *end = NULL;
+    errno = 0;
+    uint64_t number = isdigit((unsigned char)text[0]) ? strtoull(text, &end, 10) : 0;
+    if (end == NULL || *end != 0 || errno != 0 || number < setting->least || number > setting->most)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "'%s' is not a whole number from %" PRIu64 " to %" PRIu64, text,
+                           setting->least, setting->most);
+    *out = number;
+    return KV_OK;
+}
+
+static enum kv_err parse_ages(const char *text, struct image_policy *policy, struct kv_diag *diag) {
+    const struct setting any = {.least = 1, .most = IMAGE_TOKENS_MAX};
+    struct image_policy parsed = {.recipe = policy->recipe};
+    if (strcmp(text, "none") == 0) {
+        *policy = parsed;
+        return KV_OK;
+    }
+    while (*text != 0) {
+        char one[24] = "";
+        size_t length = strcspn(text, ",");
+        if (length >= sizeof one || parsed.age_count == IMAGE_AGES_MAX)
+            return kv_diag_set(diag, KV_ERR_INVALID, "at most three distances, as 512,1024,1536");
+        memcpy(one, text, length);
+        uint64_t *age = &parsed.ages[parsed.age_count];
+        enum kv_err err = parse_u64(one, &any, age, diag);
+        if (err != KV_OK)
+            return err;
+        if (parsed.age_count > 0 && *age < age[-1])
+            return kv_diag_set(diag, KV_ERR_INVALID, "distances must not fall: 512,1024,1536");
+        parsed.age_count++;
+        text += length;
+        if (*text == ',' && *++text == 0)
+            return kv_diag_set(diag, KV_ERR_INVALID, "a distance is missing behind the last ','");
+    }
+    if (parsed.age_count == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "no distances; write 512,1024,1536 or none");
+    *policy = parsed;
+    return KV_OK;
+}
+
+static enum kv_err parse_word(const char *text, const struct setting *setting, void *field,
+                              struct kv_diag *diag) {
+    static const char *const simds[] = {"auto", "c", "avx2"};
+    if (setting->kind == KIND_RECIPE) {
+        struct image_policy *policy = field;
+        if (strcmp(text, "v3") == 0)
+            policy->recipe = IMAGE_RECIPE_V3;
+        else if (strcmp(text, "bf16") == 0)
+            policy->recipe = IMAGE_RECIPE_BF16;
+        else
+            return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take v3 or bf16", text);
+        return KV_OK;
+    }
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, simds[i]) == 0) {
+            *(enum engine_simd *)field = (enum engine_simd)(ENGINE_SIMD_AUTO + i);
+            return KV_OK;
+        }
+    return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of auto, avx2 and c", text);
+}
+
+static enum kv_err parse_f32(const char *text, float *out, struct kv_diag *diag) {
+    char *end = NULL;
+    errno = 0;
+    float number = strtof(text, &end);
+    if (end == text || *end != 0 || errno != 0 || !isfinite(number) || number < 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a number of 0 or more", text);
+    *out = number;
+    return KV_OK;
+}
+
+static enum kv_err set_value(struct config *config, const struct setting *setting, const char *text,
+                             struct kv_diag *diag) {
+    void *field = (char *)config + setting->off;
+    uint64_t number = 0;
+    enum kv_err err = KV_OK;
+    switch (setting->kind) {
+    case KIND_SWITCH:
+        if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0)
+            return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is neither yes nor no", text);
+        *(int *)field = text[0] == 'y';
+        return KV_OK;
+    case KIND_TEXT:
+        *(const char **)field = text;
+        return KV_OK;
+    case KIND_PATH:
+        if (text[0] == 0 || strlen(text) >= CONFIG_PATH_BYTES)
+            return kv_diag_set(diag, KV_ERR_INVALID, "a path of 1 to %d bytes is needed",
+                               CONFIG_PATH_BYTES - 1);
+        memcpy(field, text, strlen(text) + 1);
+        return KV_OK;
+    case KIND_BYTES:
+        err = config_parse_bytes(text, &number, diag);
+        if (err == KV_OK && (number < setting->least || number > setting->most))
+            err = kv_diag_set(diag, KV_ERR_INVALID,
+                              "'%s' is not between %" PRIu64 " and %" PRIu64 " bytes", text,
+                              setting->least, setting->most);
+        if (err == KV_OK)
+            *(uint64_t *)field = number;
+        return err;
+    case KIND_U32:
+        err = parse_u64(text, setting, &number, diag);
+        if (err == KV_OK)
+            *(uint32_t *)field = (uint32_t)number;
+        return err;
+    case KIND_U64:
+        return parse_u64(text, setting, field, diag);
+    case KIND_F32:
+        return parse_f32(text, field, diag);
+    case KIND_AGES:
+        return parse_ages(text, field, diag);
+    case KIND_SIMD:
+    case KIND_RECIPE:
+        break;
+    }
+    return parse_word(text, setting, field, diag);
+}
+
+static const struct setting *find_setting(const char *name, size_t length) {
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        const struct setting *setting = &settings[i];
+        if ((strlen(setting->name) == length && memcmp(name, setting->name, length) == 0) ||
+            (setting->alias != NULL && strlen(setting->alias) == length &&
+             memcmp(name, setting->alias, length) == 0))
+            return setting;
+    }
+    return NULL;
+}
+
+/* Cuts white space at both ends, in place. */
+static char *trimmed(char *text) {
+    while (*text == ' ' || *text == '\t')
+        text++;
+    size_t length = strlen(text);
+    while (length > 0 && strchr(" \t\r", text[length - 1]) != NULL)
+        text[--length] = 0;
+    return text;
+}
+
+static enum kv_err read_line(struct config *config, char *line, struct kv_diag *diag) {
+    line = trimmed(line);
+    if (line[0] == 0 || line[0] == '#')
+        return KV_OK;
+    char *equals = strchr(line, '=');
+    if (equals == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID, "no '='; write `key = value`");
+    *equals = 0;
+    const char *key = trimmed(line);
+    const struct setting *setting = find_setting(key, strlen(key));
+    if (setting == NULL || !setting->in_file)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "'%s' is not a setting; `coldplane --show-config` lists them", key);
+    enum kv_err err = set_value(config, setting, trimmed(equals + 1), diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "%s", key);
+    return err;
+}
+
+static enum kv_err read_file(struct config *config, struct kv_diag *diag) {
+    char path[CONFIG_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/config", config->home);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            return KV_OK;
+        return kv_diag_errno(diag, KV_ERR_IO, errno, "configuration %s", path);
+    }
+    size_t size = fread(config->file_text, 1, sizeof config->file_text, file);
+    int failed = ferror(file);
+    fclose(file);
+    if (failed)
+        return kv_diag_set(diag, KV_ERR_IO, "configuration %s cannot be read", path);
+    if (size > CONFIG_FILE_BYTES_MAX || memchr(config->file_text, 0, size) != NULL)
+        return kv_diag_set(diag, KV_ERR_LIMIT, "configuration %s is not a text of at most %d bytes",
+                           path, CONFIG_FILE_BYTES_MAX);
+    config->file_text[size] = 0;
+    int number = 1;
+    for (char *line = config->file_text; line != NULL; number++) {
+        char *next = strchr(line, '\n');
+        if (next != NULL)
+            *next++ = 0;
+        enum kv_err err = read_line(config, line, diag);
+        if (err != KV_OK) {
+            kv_diag_prefix(diag, "configuration %s, line %d", path, number);
+            return err;
+        }
+        line = next;
+    }
+    return KV_OK;
+}
+
+static enum kv_err read_flag(struct config *config, int argc, char **argv, int *at,
+                             struct kv_diag *diag) {
+    const char *word = argv[*at];
+    const char *name = word + (word[1] == '-' ? 2 : 1);
+    size_t length = strcspn(name, "=");
+    const struct setting *setting = find_setting(name, length);
+    if (setting == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "%.*s: no such flag; `coldplane help` lists commands and flags",
+                           (int)(strcspn(word, "=") < 100 ? strcspn(word, "=") : 100), word);
+    const char *value = name[length] == '=' ? name + length + 1 : NULL;
+    if (value == NULL && setting->kind == KIND_SWITCH)
+        value = "yes";
+    if (value == NULL && *at + 1 < argc)
+        value = argv[++*at];
+    if (value == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID, "--%s: a value is missing; write --%s %s",
+                           setting->name, setting->name, setting->value);
+    enum kv_err err = set_value(config, setting, value, diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "--%s", setting->name);
+    config->given |= UINT64_C(1) << (setting - settings);
+    return err;
+}
+
+static enum kv_err read_flags(struct config *config, int argc, char **argv, struct kv_diag *diag) {
+    enum kv_err first = KV_OK;
+    int flags_over = 0;
+    for (int i = 1; i < argc; i++) {
+        if (!flags_over && strcmp(argv[i], "--") == 0) {
+            flags_over = 1;
+        } else if (!flags_over && argv[i][0] == '-' && argv[i][1] != 0) {
+            enum kv_err err = read_flag(config, argc, argv, &i, first == KV_OK ? diag : NULL);
+            first = first == KV_OK ? err : first;
+        } else if (config->word_count < CONFIG_WORDS_MAX) {
+            config->words[config->word_count++] = argv[i];
+        } else if (first == KV_OK) {
+            first = kv_diag_set(diag, KV_ERR_INVALID,
+                                "%.60s: too many arguments; put text in quotes", argv[i]);
+        }
+    }
+    return first;
+}
+
+static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
+    const char *home = getenv("COLDPLANE_HOME");
+    const char *user = getenv("HOME");
+    int length;
+    if (home != NULL && home[0] != 0)
+        length = snprintf(config->home, sizeof config->home, "%s", home);
+    else if (user != NULL && user[0] != 0)
+        length = snprintf(config->home, sizeof config->home, "%s/.coldplane", user);
+    else
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "neither COLDPLANE_HOME nor HOME is set; set "
+                           "COLDPLANE_HOME to a folder of your own");
+    if (length >= CONFIG_PATH_BYTES - 100)
+        return kv_diag_set(diag, KV_ERR_LIMIT, "the path in COLDPLANE_HOME is longer than %d bytes",
+                           CONFIG_PATH_BYTES - 100);
+    snprintf(config->store, sizeof config->store, "%.3995s/store", config->home);
+    snprintf(config->model, sizeof config->model, "%.3995s/models/SmolLM2-135M-Instruct.Q4_1.gguf",
+             config->home);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    config->threads = cores < 1 ? 1 : cores > 256 ? 256 : (uint32_t)cores;
+    config->simd = ENGINE_SIMD_AUTO;
+    config->slots_bytes = UINT64_C(1) << 30;
+    config->reserve_slots = 64;
+    config->sessions_max = 64;
+    config->store_max_bytes = STORE_BYTES_UNLIMITED;
+    config->policy = (struct image_policy){IMAGE_RECIPE_V3, 1, {32768, 0, 0}};
+    config->sampler = (struct image_sampler){0.2f, 0.9f, 50, 1};
+    config->tokens_max = 512;
+    config->bench_tokens = 7500;
+    config->bench_bytes = UINT64_C(256) << 20;
+    return KV_OK;
+}
+
+static int asked_for(int argc, char **argv, const char *flag) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], flag) == 0)
+            return 1;
+    return 0;
+}
+
+enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag) {
+    memset(config_out, 0, sizeof *config_out);
+    config_out->json = asked_for(argc, argv, "--json");
+    enum kv_err err = set_defaults(config_out, diag);
+    if (err == KV_OK)
+        err = read_file(config_out, diag);
+    if (err == KV_OK)
+        err = read_flags(config_out, argc, argv, diag);
+    if (err == KV_OK && config_out->policy.recipe == IMAGE_RECIPE_BF16) {
+        if (config_given(config_out, "ages"))
+            err = kv_diag_set(diag, KV_ERR_INVALID,
+                              "--ages: recipe bf16 has one tier only; leave "
+                              "--ages out or take --recipe v3");
+        config_out->policy = (struct image_policy){.recipe = IMAGE_RECIPE_BF16};
+    }
+    return err;
+}
+
+int config_given(const struct config *config, const char *flag) {
+    const struct setting *setting = find_setting(flag, strlen(flag));
+    return setting != NULL && (config->given >> (setting - settings) & 1) != 0;
+}
+
+enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,
+                               struct kv_diag *diag) {
+    for (size_t i = 0; i < SETTING_COUNT; i++)
+        if ((config->given >> i & 1) != 0 && (settings[i].groups & (groups | CONFIG_COMMON)) == 0)
+            return kv_diag_set(diag, KV_ERR_INVALID,
+                               "--%s means nothing to `%s`; `coldplane %s --help` lists its flags",
+                               settings[i].name, command, command);
+    return KV_OK;
+}
+
+static void show_ages(const struct image_policy *policy, FILE *out) {
+    if (policy->age_count == 0)
+        fprintf(out, "none");
+    for (uint32_t i = 0; i < policy->age_count; i++)
+        fprintf(out, "%s%" PRIu64, i > 0 ? "," : "", policy->ages[i]);
+}
+
+static void show_value(const struct config *config, const struct setting *setting, FILE *out) {
+    const void *field = (const char *)config + setting->off;
+    static const char *const simds[] = {"auto", "c", "avx2"};
+    switch (setting->kind) {
+    case KIND_SWITCH:
+        fprintf(out, "%s", *(const int *)field ? "yes" : "no");
+        break;
+    case KIND_TEXT:
+        fprintf(out, "%s", *(const char *const *)field != NULL ? *(const char *const *)field : "");
+        break;
+    case KIND_PATH:
+        fprintf(out, "%s", (const char *)field);
+        break;
+    case KIND_BYTES:
+    case KIND_U64:
+        fprintf(out, "%" PRIu64, *(const uint64_t *)field);
+        break;
+    case KIND_U32:
+        fprintf(out, "%" PRIu32, *(const uint32_t *)field);
+        break;
+    case KIND_F32:
+        fprintf(out, "%g", (double)*(const float *)field);
+        break;
+    case KIND_SIMD:
+        fprintf(out, "%s", simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO]);
+        break;
+    case KIND_RECIPE:
+        fprintf(out, "%s",
+                ((const struct image_policy *)field)->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16");
+        break;
+    case KIND_AGES:
+        show_ages(field, out);
+        break;
+    }
+}
+
+void config_show(const struct config *config, FILE *out) {
+    fprintf(out, "# COLDPLANE_HOME is %s; this is its file `config` as in force now\n",
+            config->home);
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        const struct setting *setting = &settings[i];
+        int unset = (setting->kind == KIND_TEXT && config->system == NULL) ||
+                    (setting->kind == KIND_BYTES &&
+                     *(const uint64_t *)((const char *)config + setting->off) == UINT64_MAX);
+        if (!setting->in_file)
+            continue;
+        fprintf(out, "%s%s = ", unset ? "# " : "", setting->name);
+        show_value(config, setting, out);
+        fprintf(out, "\n");
+    }
+}
+
+void config_help(unsigned groups, FILE *out) {
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        char name[64];
+        if ((settings[i].groups & groups) == 0)
+            continue;
+        snprintf(name, sizeof name, "--%s%s%s", settings[i].name,
+                 settings[i].value[0] != 0 ? " " : "", settings[i].value);
+        fprintf(out, "  %-26s %s\n", name, settings[i].help);
+    }
+}

@@ -1,0 +1,73 @@
+/* tools/config.h - flags and the configuration file as one struct.
+ *
+ * Responsible for: the table of all settings, COLDPLANE_HOME (the only environment variable), the
+ * file COLDPLANE_HOME/config, flags over file over defaults, sizes with units, --show-config.
+ * Not responsible for: what a command does with a setting.
+ *
+ * The file holds lines `key = value`; a key is a flag's name without the dashes, `#` begins a
+ * comment. Flags may stand anywhere; `--` ends them; `--flag=value` is `--flag value`.
+ *
+ * Threads: pure but for config_load, which reads the environment and one file.
+ * Units: sizes in bytes; B, KiB, MiB, GiB, TiB and kB, MB, GB, TB are understood.
+ * Errors: INVALID (flag or line, what is wrong and what would be right), LIMIT, IO.
+ */
+#ifndef TOOLS_CONFIG_H
+#define TOOLS_CONFIG_H
+
+#include "engine/engine.h"
+#include "store/base/diag.h"
+
+#include <stdio.h>
+
+enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORDS_MAX = 8, CONFIG_FILE_BYTES_MAX = 65536 };
+
+/* Which flags a command takes. */
+enum config_group {
+    CONFIG_COMMON = 1 << 0,  /* json, help, show-config, store */
+    CONFIG_ENGINE = 1 << 1,  /* model, threads, simd, slots-memory, … */
+    CONFIG_CREATE = 1 << 2,  /* recipe, ages, temperature, …: what a new session is made with */
+    CONFIG_TURN = 1 << 3,    /* system, max-tokens */
+    CONFIG_PROMPT = 1 << 4,  /* prompt */
+    CONFIG_SESSION = 1 << 5, /* session */
+    CONFIG_NEEDLE = 1 << 6,  /* key, value */
+    CONFIG_TOKENS = 1 << 7,  /* special */
+    CONFIG_BENCH = 1 << 8,   /* tokens, size, build */
+    CONFIG_WRITE = 1 << 9    /* store-max */
+};
+
+struct config {
+    char home[CONFIG_PATH_BYTES], store[CONFIG_PATH_BYTES], model[CONFIG_PATH_BYTES];
+    uint64_t store_max_bytes; /* UINT64_MAX: no limit */
+    uint32_t threads;
+    enum engine_simd simd;
+    uint64_t slots_bytes;
+    uint32_t reserve_slots, sessions_max;
+    struct image_policy policy;
+    struct image_sampler sampler;
+    uint32_t tokens_max;
+    const char *system, *session, *prompt, *key, *value; /* NULL: not given */
+    uint64_t bench_tokens, bench_bytes;
+    int json, help, show, version, special, build, posix_io;
+    const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
+    uint32_t word_count;
+    uint64_t given; /* bit per entry of the table: came as a flag */
+    char file_text[CONFIG_FILE_BYTES_MAX + 1];
+};
+
+/* Reads environment, file and flags. `config_out` is large: not for a small stack. Words are
+ * borrowed from argv. json, help and version are set as far as known also on an error. */
+enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag);
+/* INVALID, naming the first flag given that does not belong to `groups` of command `command`. */
+enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,
+                               struct kv_diag *diag);
+/* 1 when `flag` (without dashes) came as a flag. */
+int config_given(const struct config *config, const char *flag);
+/* All settings in the file's own form: what is printed can be saved as the file. */
+void config_show(const struct config *config, FILE *out);
+/* The flags of `groups` with their meaning, one line each. */
+void config_help(unsigned groups, FILE *out);
+
+/* "78.6GiB" → bytes. INVALID. */
+enum kv_err config_parse_bytes(const char *text, uint64_t *bytes_out, struct kv_diag *diag);
+
+#endif

@@ -1,0 +1,401 @@
+/* tools/service.c - store, engine, snapshot and restore put together behind session names.
+ *
+ * Responsible for: order of opening and closing, the three hooks, least-recently-used sleep.
+ * Not responsible for: turns (turn.c), printing.
+ *
+ * Slots are made free in this order: writes that are under way are waited for, since their blocks
+ * then give up unread planes; then idle sessions go to sleep, the least recently used first.
+ */
+#include "tools/service.h"
+
+#include "store/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MODEL_ALIGN_BYTES = 64, NOTE_BYTES = 512 };
+#define MODEL_BYTES_MAX ((uint64_t)1 << 40)
+
+struct service {
+    struct kv_alloc alloc;
+    const struct kv_clock *clock;
+    struct store *store;
+    struct engine *engine;
+    struct snapshot *snapshot;
+    struct restore_source source;
+    struct image_policy policy;
+    struct image_sampler sampler;
+    int making_room; /* a sleep under way may itself run short of slots */
+    char note[NOTE_BYTES];
+};
+
+void service_settings_usual(struct service_settings *settings_out) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    *settings_out = (struct service_settings){
+        .program = "coldplane",
+        .direct_wanted = 1,
+        .store_bytes_max = STORE_BYTES_UNLIMITED,
+        .simd = ENGINE_SIMD_AUTO,
+        .threads = cores < 1     ? 1
+                   : cores > 256 ? 256
+                                 : (uint32_t)cores,
+        .sessions_max = 64,
+        .slot_budget_bytes = UINT64_C(1) << 30,
+        .reserve_slots = 64,
+        .queue_max = 4096,
+        .policy = {IMAGE_RECIPE_V3, 1, {32768, 0, 0}},
+        .sampler = {0.2f, 0.9f, 50, 1},
+        .alloc = kv_alloc_system(),
+        .clock = kv_clock_system(),
+    };
+}
+
+/* --- the model file */
+
+static enum kv_err read_all(int file, uint8_t *bytes, uint64_t size, const char *path,
+                            struct kv_diag *diag) {
+    uint64_t done = 0;
+    while (done < size) {
+        uint64_t left = size - done;
+        ssize_t got = read(file, bytes + done, left < (1 << 30) ? left : 1 << 30);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return kv_diag_errno(diag, KV_ERR_IO, errno, "model file %s", path);
+        if (got == 0)
+            return kv_diag_set(diag, KV_ERR_CORRUPT,
+                               "model file %s became shorter while it was read; fetch it again",
+                               path);
+        done += (uint64_t)got;
+    }
+    return KV_OK;
+}
+
+static enum kv_err model_read(const char *path, const struct kv_alloc *alloc, uint8_t **bytes_out,
+                              uint64_t *size_out, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    uint8_t *bytes = NULL;
+    struct stat info;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                               "model file %s: there is none; `make setup` fetches the default "
+                               "model, --model FILE names another",
+                               path);
+        return kv_diag_errno(diag, KV_ERR_IO, errno, "model file %s", path);
+    }
+    if (fstat(file, &info) != 0)
+        KV_TRY(kv_diag_errno(diag, KV_ERR_IO, errno, "model file %s", path));
+    if (!S_ISREG(info.st_mode))
+        KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
+                           "model file %s: not a file; --model names a GGUF file", path));
+    if (info.st_size == 0 || (uint64_t)info.st_size > MODEL_BYTES_MAX)
+        KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "model file %s: %" PRIu64 " bytes cannot be a model; fetch it again",
+                           path, (uint64_t)info.st_size));
+    bytes = kv_alloc_aligned(alloc, (size_t)info.st_size, MODEL_ALIGN_BYTES);
+    if (bytes == NULL)
+        KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "model file %s: no memory for %" PRIu64 " bytes",
+                           path, (uint64_t)info.st_size));
+    KV_TRY(read_all(file, bytes, (uint64_t)info.st_size, path, diag));
+    *bytes_out = bytes;
+    *size_out = (uint64_t)info.st_size;
+    bytes = NULL;
+done:
+    kv_alloc_release(alloc, bytes);
+    close(file);
+    return err;
+}
+
+/* --- hooks */
+
+static void on_block_sealed(void *context, struct session *session, struct block *block) {
+    struct service *service = context;
+    snapshot_block_sealed(service->snapshot, session, block);
+}
+
+static void on_planes_wanted(void *context, struct session *session, struct block *block) {
+    struct service *service = context;
+    restore_planes_wanted(&service->source, session, block);
+}
+
+static uint32_t slots_free(const struct service *service) {
+    struct engine_slots slots;
+    engine_slots(service->engine, &slots);
+    return slots.free;
+}
+
+static struct session *least_recently_used(struct service *service, const struct session *except,
+                                           uint64_t after_ns) {
+    struct session *found = NULL;
+    uint64_t found_ns = UINT64_MAX;
+    struct session *session;
+    for (uint32_t i = 0; (session = session_at(service->engine, i)) != NULL; i++) {
+        struct session_info info;
+        session_info(session, &info);
+        if (session == except || info.state != SESSION_IDLE || info.last_used_ns <= after_ns ||
+            info.last_used_ns >= found_ns)
+            continue;
+        found = session;
+        found_ns = info.last_used_ns;
+    }
+    return found;
+}
+
+/* Puts one idle session to sleep; one that cannot be saved stays whole and the next is tried. 0
+ * when there is none left. */
+static int sleep_one(struct service *service, const struct session *except) {
+    struct session *session;
+    uint64_t tried_ns = 0;
+    while ((session = least_recently_used(service, except, tried_ns)) != NULL) {
+        struct kv_diag diag = {""};
+        struct session_info info;
+        struct receipt receipt;
+        session_info(session, &info);
+        char name[IMAGE_NAME_BYTES_MAX + 1];
+        memcpy(name, info.name, strlen(info.name) + 1);
+        tried_ns = info.last_used_ns;
+        if (snapshot_sleep(service->snapshot, session, &receipt, &diag) == KV_OK)
+            return 1;
+        kv_diag_prefix(&diag, "session %s could not be put to sleep", name);
+        memcpy(service->note, diag.text, NOTE_BYTES - 1);
+    }
+    return 0;
+}
+
+static int make_some_room(struct service *service, const struct session *except) {
+    uint32_t before = slots_free(service);
+    if (service->snapshot == NULL || service->making_room)
+        return 0;
+    service->making_room = 1;
+    snapshot_drain(service->snapshot);
+    engine_apply(service->engine);
+    int changed = slots_free(service) > before || sleep_one(service, except);
+    service->making_room = 0;
+    return changed;
+}
+
+static int on_slots_low(void *context, struct session *for_session, uint32_t slots) {
+    (void)slots; /* the engine asks again as long as something changes */
+    return make_some_room(context, for_session);
+}
+
+/* --- opening */
+
+static enum kv_err open_store(struct service *service, const struct service_settings *settings,
+                              struct kv_diag *diag) {
+    struct store_options options = store_options_usual(settings->store_dir, settings->program);
+    options.read_only = settings->read_only;
+    options.direct_wanted = settings->direct_wanted;
+    options.bytes_max = settings->store_bytes_max;
+    options.alloc = settings->alloc;
+    options.clock = settings->clock;
+    if (settings->door != NULL)
+        options.door = settings->door;
+    return store_open(&options, &service->store, diag);
+}
+
+static enum kv_err open_engine(struct service *service, const struct service_settings *settings,
+                               struct kv_diag *diag) {
+    uint8_t *model = NULL;
+    uint64_t model_bytes = 0;
+    struct engine_settings engine = {
+        .alloc = settings->alloc,
+        .clock = settings->clock,
+        .hooks = {.context = service, .planes_wanted = on_planes_wanted},
+        .simd = settings->simd,
+        .threads = settings->threads,
+        .sessions_max = settings->sessions_max,
+        .slot_budget_bytes = settings->slot_budget_bytes,
+        .reserve_slots = settings->reserve_slots,
+        .poison_free_slots = settings->poison_free_slots,
+        .shuffle_seed = settings->shuffle_seed,
+    };
+    if (!settings->read_only) {
+        engine.hooks.block_sealed = on_block_sealed;
+        engine.hooks.slots_low = on_slots_low;
+    }
+    enum kv_err err = model_read(settings->model_path, settings->alloc, &model, &model_bytes, diag);
+    if (err != KV_OK)
+        return err;
+    err = engine_open(&engine, model, (size_t)model_bytes, &service->engine, diag);
+    if (err != KV_OK && err != KV_ERR_NOMEM && err != KV_ERR_NO_SLOTS)
+        kv_diag_prefix(diag, "model file %s", settings->model_path);
+    kv_alloc_release(settings->alloc, model);
+    return err;
+}
+
+enum kv_err service_open(const struct service_settings *settings, struct service **service_out,
+                         struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct service *service = kv_alloc_zeroed(settings->alloc, 1, sizeof *service);
+    if (service == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to begin with");
+    service->alloc = *settings->alloc;
+    service->clock = settings->clock;
+    service->policy = settings->policy;
+    service->sampler = settings->sampler;
+    /* The store first: it is quick, and a held lock should not cost the loading of a model. */
+    KV_TRY(open_store(service, settings, diag));
+    KV_TRY(open_engine(service, settings, diag));
+    service->source = (struct restore_source){.store = service->store,
+                                              .engine = service->engine,
+                                              .alloc = settings->alloc,
+                                              .clock = settings->clock};
+    if (!settings->read_only) {
+        struct snapshot_settings snapshot = {.store = service->store,
+                                             .engine = service->engine,
+                                             .alloc = settings->alloc,
+                                             .clock = settings->clock,
+                                             .queue_max = settings->queue_max};
+        KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
+    }
+    *service_out = service;
+    service = NULL;
+done:
+    service_close(service);
+    return err;
+}
+
+void service_close(struct service *service) {
+    if (service == NULL)
+        return;
+    struct kv_alloc alloc = service->alloc;
+    if (service->snapshot != NULL)
+        snapshot_close(service->snapshot);
+    if (service->engine != NULL)
+        engine_close(service->engine);
+    store_close(service->store);
+    kv_alloc_release(&alloc, service);
+}
+
+struct engine *service_engine(struct service *service) {
+    return service->engine;
+}
+
+struct store *service_store(struct service *service) {
+    return service->store;
+}
+
+struct snapshot *service_snapshot(struct service *service) {
+    return service->snapshot;
+}
+
+const struct restore_source *service_source(struct service *service) {
+    return &service->source;
+}
+
+const struct kv_alloc *service_alloc(struct service *service) {
+    return &service->alloc;
+}
+
+const struct kv_clock *service_clock(struct service *service) {
+    return service->clock;
+}
+
+const char *service_note(const struct service *service) {
+    return service->note;
+}
+
+/* --- sessions */
+
+enum kv_err service_make_room(struct service *service, uint32_t slots, struct session *except,
+                              struct kv_diag *diag) {
+    for (;;) {
+        struct engine_slots now;
+        engine_slots(service->engine, &now);
+        uint32_t free = now.free > now.reserve ? now.free - now.reserve : 0;
+        if (free >= slots)
+            return KV_OK;
+        if (!make_some_room(service, except))
+            return kv_diag_set(diag, KV_ERR_NO_SLOTS,
+                               "%" PRIu32 " slots are needed, %" PRIu32 " of %" PRIu32
+                               " are free beside a reserve of %" PRIu32
+                               "; give more with --slots-memory%s%s",
+                               slots, free, now.total, now.reserve,
+                               service->note[0] != 0 ? "; " : "", service->note);
+    }
+}
+
+enum kv_err service_wake(struct service *service, const char *name,
+                         const struct restore_options *options, struct session **session_out,
+                         struct receipt *receipt_out, struct kv_diag *diag) {
+    const struct restore_options usual = {0};
+    struct restore_plan plan;
+    memset(receipt_out, 0, sizeof *receipt_out);
+    if (session_find(service->engine, name) != NULL)
+        return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
+    enum kv_err err = restore_plan(&service->source, name, &plan, diag);
+    if (err == KV_OK)
+        err = service_make_room(service, plan.slots, NULL, diag);
+    if (err != KV_OK) {
+        receipt_out->operation = RECEIPT_RESTORE;
+        receipt_out->err = err;
+        memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+        if (diag != NULL)
+            memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
+        return err;
+    }
+    return restore_wake(&service->source, name, options != NULL ? options : &usual, session_out,
+                        receipt_out, diag);
+}
+
+enum kv_err service_session(struct service *service, const char *name,
+                            const struct service_lookup *lookup, struct session **session_out,
+                            struct service_opened *opened_out, struct kv_diag *diag) {
+    struct snapshot_entry entry;
+    memset(opened_out, 0, sizeof *opened_out);
+    opened_out->found = SERVICE_RESIDENT;
+    enum kv_err err = session_check_name(name, diag);
+    if (err != KV_OK)
+        return err;
+    *session_out = session_find(service->engine, name);
+    if (*session_out != NULL)
+        return KV_OK;
+    err = snapshot_find(service->store, &service->alloc, name, &entry, diag);
+    if (err == KV_OK) {
+        struct restore_options options = {.skip_needles = lookup->skip_needles,
+                                          .progress = lookup->progress,
+                                          .progress_context = lookup->progress_context};
+        opened_out->found = SERVICE_WOKEN;
+        return service_wake(service, name, &options, session_out, &opened_out->receipt, diag);
+    }
+    if (err != KV_ERR_NOT_FOUND)
+        return err;
+    if (!lookup->create)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                           "session %s: not in this store; `coldplane ls` lists what is there",
+                           name);
+    struct session_settings settings = {
+        .name = name, .policy = service->policy, .sampler = service->sampler};
+    opened_out->found = SERVICE_NEW;
+    return session_create(service->engine, &settings, session_out, diag);
+}
+
+static enum kv_err need_writer(const struct service *service, struct kv_diag *diag) {
+    return service->snapshot != NULL
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_INVALID,
+                             "the store is open for reading only; nothing can be saved");
+}
+
+enum kv_err service_sleep(struct service *service, struct session *session,
+                          struct receipt *receipt_out, struct kv_diag *diag) {
+    memset(receipt_out, 0, sizeof *receipt_out);
+    enum kv_err err = need_writer(service, diag);
+    return err != KV_OK ? err : snapshot_sleep(service->snapshot, session, receipt_out, diag);
+}
+
+enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
+                         struct receipt *receipt_out, struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = is_explicit, .ask = is_explicit};
+    memset(receipt_out, 0, sizeof *receipt_out);
+    enum kv_err err = need_writer(service, diag);
+    return err != KV_OK ? err
+                        : snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+}

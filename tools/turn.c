@@ -1,0 +1,369 @@
+/* tools/turn.c - text into a session and answers out of it.
+ *
+ * Responsible for: what must stand between the last token and the next message, feeding by role,
+ * the stepping loop, the answer's text.
+ * Not responsible for: scheduling (engine) or durability (snapshot).
+ */
+#include "tools/turn.h"
+
+#include "engine/model/tokenizer.h"
+#include "store/base/bytes.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* What the session's last tokens leave open. An answer that was cut off has no end token, one that
+ * ended has its end token but not the text behind it; a fed message has both. */
+static unsigned open_flags(const struct service *service, const struct session_info *info,
+                           struct engine *engine) {
+    const struct tokenizer *tokenizer = engine_tokenizer(engine);
+    uint32_t end_id = template_end_id(engine_template(engine));
+    (void)service;
+    if (info->n == 0)
+        return TEMPLATE_FIRST;
+    if (info->ids[info->n - 1] == end_id)
+        return TEMPLATE_AFTER_END;
+    for (uint64_t i = info->n; i > 0 && info->ids[i - 1] != end_id; i--)
+        if (tokenizer_is_control(tokenizer, info->ids[i - 1]))
+            return TEMPLATE_END_TURN | TEMPLATE_AFTER_END;
+    return 0;
+}
+
+/* One rendered turn: ids and whose they are. */
+struct rendered {
+    struct tokenizer_ids ids;
+    struct template_spans spans;
+};
+
+static void rendered_release(struct service *service, struct rendered *rendered) {
+    kv_alloc_release(service_alloc(service), rendered->ids.items);
+    kv_alloc_release(service_alloc(service), rendered->spans.items);
+}
+
+static enum kv_err render(struct service *service, const struct template_turns *turns,
+                          struct rendered *rendered_out, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = service_alloc(service);
+    const struct template *tmpl = engine_template(service_engine(service));
+    struct rendered rendered;
+    memset(&rendered, 0, sizeof rendered);
+    uint64_t bytes = template_default_system(tmpl).size_bytes + 256;
+    for (size_t i = 0; i < turns->count; i++)
+        if (!kv_add_u64(bytes, turns->messages[i].text_bytes + 64, &bytes) ||
+            turns->messages[i].text_bytes > TOKENIZER_TEXT_BYTES_MAX)
+            return kv_diag_set(diag, KV_ERR_LIMIT, "the text is longer than %d bytes",
+                               TOKENIZER_TEXT_BYTES_MAX);
+    rendered.ids.capacity = bytes;
+    rendered.ids.items = kv_alloc_zeroed(alloc, bytes, sizeof *rendered.ids.items);
+    rendered.spans.capacity = turns->count + 2;
+    rendered.spans.items =
+        kv_alloc_zeroed(alloc, rendered.spans.capacity, sizeof *rendered.spans.items);
+    enum kv_err err =
+        rendered.ids.items != NULL && rendered.spans.items != NULL
+            ? KV_OK
+            : kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a text of %" PRIu64 " bytes", bytes);
+    if (err == KV_OK)
+        err = template_ids(tmpl, turns, &rendered.ids, &rendered.spans, diag);
+    if (err == KV_OK)
+        *rendered_out = rendered;
+    else
+        rendered_release(service, &rendered);
+    return err;
+}
+
+static enum image_role role_of(enum template_role role) {
+    switch (role) {
+    case TEMPLATE_SYSTEM:
+        return IMAGE_SYSTEM;
+    case TEMPLATE_USER:
+        return IMAGE_USER;
+    default:
+        return IMAGE_ASSISTANT;
+    }
+}
+
+/* Refuses before anything is fed: context first, then slots. */
+static enum kv_err admit(struct service *service, struct session *session, uint64_t new_tokens,
+                         uint64_t tokens_max, struct kv_diag *diag) {
+    struct session_info info;
+    struct engine_model model;
+    session_info(session, &info);
+    engine_model(service_engine(service), &model);
+    uint64_t end = info.n + new_tokens;
+    if (end + (tokens_max > 0) > model.context_tokens)
+        return kv_diag_set(diag, KV_ERR_LIMIT,
+                           "session %s: %" PRIu64 " tokens and %" PRIu64 " new ones do not fit the "
+                           "model's context of %" PRIu32
+                           "; shorten the text or begin a new session",
+                           info.name, info.n, new_tokens, model.context_tokens);
+    uint64_t longest = end + tokens_max;
+    if (longest > model.context_tokens)
+        longest = model.context_tokens;
+    uint32_t need = engine_plan_slots(service_engine(service), &info.policy, longest);
+    return need > info.slots ? service_make_room(service, need - info.slots, session, diag) : KV_OK;
+}
+
+static enum kv_err feed(struct session *session, const struct rendered *rendered,
+                        struct kv_diag *diag) {
+    size_t at = 0;
+    for (size_t i = 0; i < rendered->spans.count; i++) {
+        const struct template_span *span = &rendered->spans.items[i];
+        size_t end = i + 1 == rendered->spans.count ? rendered->ids.count : span->end;
+        if (end == at)
+            continue;
+        enum kv_err err = session_feed(session, rendered->ids.items + at, (uint32_t)(end - at),
+                                       role_of(span->role), diag);
+        if (err != KV_OK)
+            return err;
+        at = end;
+    }
+    return KV_OK;
+}
+
+enum kv_err turn_begin(struct service *service, struct session *session,
+                       const struct turn_options *options, uint64_t *tokens_fed_out,
+                       struct kv_diag *diag) {
+    struct session_info info;
+    struct rendered rendered;
+    session_info(session, &info);
+    struct template_turns turns = {.messages = options->messages,
+                                   .count = options->message_count,
+                                   .flags = open_flags(service, &info, service_engine(service))};
+    if (options->tokens_max > 0)
+        turns.flags |= TEMPLATE_ASK;
+    enum kv_err err = render(service, &turns, &rendered, diag);
+    if (err != KV_OK)
+        return err;
+    KV_TRY(admit(service, session, rendered.ids.count, options->tokens_max, diag));
+    KV_TRY(feed(session, &rendered, diag));
+    if (options->tokens_max > 0)
+        KV_TRY(session_generate(session, options->tokens_max, diag));
+    *tokens_fed_out = rendered.ids.count;
+done:
+    rendered_release(service, &rendered);
+    return err;
+}
+
+/* --- stepping */
+
+enum kv_err turn_step_all(struct service *service, turn_event each, void *context,
+                          struct kv_diag *diag) {
+    const struct kv_alloc *alloc = service_alloc(service);
+    uint32_t room = 0;
+    while (session_at(service_engine(service), room) != NULL)
+        room++;
+    struct engine_event *events = kv_alloc_zeroed(alloc, 2 * room + 2, sizeof *events);
+    enum kv_err first = KV_OK;
+    if (events == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for events");
+    for (;;) {
+        uint32_t count = 0;
+        struct kv_diag failed = {""};
+        enum kv_err err = engine_step(service_engine(service), events, &count, &failed);
+        for (uint32_t i = 0; err == KV_OK && i < count; i++) {
+            if (events[i].kind == ENGINE_FAILED && first == KV_OK) {
+                first = events[i].err;
+                if (diag != NULL)
+                    *diag = failed;
+            }
+            if (each != NULL && !each(context, &events[i]))
+                err = kv_diag_set(&failed, KV_ERR_CANCELLED, "stopped");
+        }
+        if (err != KV_OK && first == KV_OK && diag != NULL)
+            *diag = failed;
+        if (err != KV_OK || count == 0) {
+            kv_alloc_release(alloc, events);
+            return first != KV_OK ? first : err;
+        }
+    }
+}
+
+struct running {
+    struct service *service;
+    struct session *session;
+    const struct turn_options *options;
+    struct turn_result *result;
+    struct tokenizer_stream stream;
+    size_t text_capacity;
+    uint64_t n_kv_before, started_ns, decode_from_ns;
+    int over;
+    enum kv_err err;
+};
+
+static void answer_text(struct running *running, const char *text, size_t bytes) {
+    struct turn_result *result = running->result;
+    const struct kv_alloc *alloc = service_alloc(running->service);
+    void *items = result->text;
+    if (bytes == 0)
+        return;
+    if (!kv_alloc_grow(alloc, &items, &running->text_capacity, result->text_bytes + bytes + 1, 1)) {
+        running->err = KV_ERR_NOMEM;
+        return;
+    }
+    result->text = items;
+    memcpy(result->text + result->text_bytes, text, bytes);
+    result->text_bytes += bytes;
+    result->text[result->text_bytes] = 0;
+    if (running->options->stream != NULL &&
+        !running->options->stream(running->options->context, text, bytes)) {
+        result->cancelled = 1;
+        session_cancel(running->session);
+    }
+}
+
+static void answer_token(struct running *running, uint32_t token) {
+    const struct tokenizer *tokenizer = engine_tokenizer(service_engine(running->service));
+    char text[TOKENIZER_STREAM_GROWTH * (512 + 4)];
+    running->result->tokens_generated++;
+    if (tokenizer_is_control(tokenizer, token) || tokenizer_is_stop(tokenizer, token))
+        return;
+    struct gguf_text piece = tokenizer_piece(tokenizer, token);
+    for (uint64_t at = 0; at < piece.size_bytes; at += 512) {
+        size_t part = piece.size_bytes - at < 512 ? (size_t)(piece.size_bytes - at) : 512;
+        size_t bytes = tokenizer_stream_push(&running->stream, piece.bytes + at, part, text);
+        answer_text(running, text, bytes);
+    }
+}
+
+static int on_event(void *context, const struct engine_event *event) {
+    struct running *running = context;
+    const struct turn_options *options = running->options;
+    uint64_t now_ns = kv_clock_now_ns(service_clock(running->service));
+    if (event->session == running->session) {
+        if (event->kind == ENGINE_PREFILLED && options->prefilled != NULL)
+            options->prefilled(options->context, event->n_kv - running->n_kv_before,
+                               running->result->tokens_fed);
+        if (event->kind == ENGINE_TOKEN) {
+            if (running->decode_from_ns == 0)
+                running->decode_from_ns = now_ns;
+            answer_token(running, event->token);
+        }
+        if (event->kind == ENGINE_DONE || event->kind == ENGINE_FAILED) {
+            running->result->done = event->done;
+            running->over = 1;
+        }
+    }
+    if (!running->over && !running->result->cancelled && options->cancelled != NULL &&
+        options->cancelled(options->context)) {
+        running->result->cancelled = 1;
+        session_cancel(running->session);
+    }
+    return 1;
+}
+
+static void finish_answer(struct running *running) {
+    struct turn_result *result = running->result;
+    uint64_t end_ns = kv_clock_now_ns(service_clock(running->service));
+    char text[16];
+    size_t bytes = tokenizer_stream_end(&running->stream, text);
+    answer_text(running, text, bytes);
+    uint64_t decode_from_ns = running->decode_from_ns != 0 ? running->decode_from_ns : end_ns;
+    result->prefill_ns = decode_from_ns - running->started_ns;
+    result->decode_ns = end_ns - decode_from_ns;
+}
+
+enum kv_err turn_run(struct service *service, struct session *session,
+                     const struct turn_options *options, struct turn_result *result_out,
+                     struct kv_diag *diag) {
+    struct running running = {
+        .service = service, .session = session, .options = options, .result = result_out};
+    struct session_info info;
+    memset(result_out, 0, sizeof *result_out);
+    session_info(session, &info);
+    running.n_kv_before = info.n_kv;
+    running.started_ns = kv_clock_now_ns(service_clock(service));
+    enum kv_err err = turn_begin(service, session, options, &result_out->tokens_fed, diag);
+    if (err == KV_OK)
+        err = turn_step_all(service, on_event, &running, diag);
+    if (err != KV_OK)
+        return err;
+    finish_answer(&running);
+    if (running.err != KV_OK)
+        return kv_diag_set(diag, running.err, "no memory for the text of the answer");
+    if (options->save)
+        err = service_save(service, session, 0, &result_out->receipt, diag);
+    result_out->saved = options->save && err == KV_OK;
+    return err;
+}
+
+void turn_result_release(struct service *service, struct turn_result *result) {
+    kv_alloc_release(service_alloc(service), result->text);
+    memset(result, 0, sizeof *result);
+}
+
+/* --- documents */
+
+struct document_progress {
+    const struct turn_document *document;
+};
+
+static void on_document(void *context, uint64_t tokens_done, uint64_t tokens_all) {
+    const struct turn_document *document = ((struct document_progress *)context)->document;
+    if (document->prefilled != NULL)
+        document->prefilled(document->context, tokens_done, tokens_all);
+}
+
+static size_t whole_characters(const char *text, size_t bytes, size_t text_bytes) {
+    while (bytes > 0 && bytes < text_bytes && ((unsigned char)text[bytes] & 0xc0) == 0x80)
+        bytes--;
+    return bytes;
+}
+
+/* The longest cut, found by halving, since tokens do not add up across a cut. */
+static enum kv_err cut_document(struct service *service, unsigned flags,
+                                const struct turn_document *document, uint64_t room_tokens,
+                                size_t *bytes_out, struct kv_diag *diag) {
+    size_t fits = 0, too_long = document->text_bytes + 1;
+    while (too_long - fits > 1) {
+        size_t bytes = fits + (too_long - fits) / 2;
+        size_t cut = whole_characters(document->text, bytes, document->text_bytes);
+        if (cut <= fits)
+            cut = bytes;
+        struct template_message message = {TEMPLATE_USER, document->text, cut};
+        struct template_turns turns = {&message, 1, flags};
+        struct rendered rendered;
+        enum kv_err err = render(service, &turns, &rendered, diag);
+        if (err != KV_OK)
+            return err;
+        if (rendered.ids.count <= room_tokens)
+            fits = cut;
+        else
+            too_long = bytes;
+        rendered_release(service, &rendered);
+    }
+    *bytes_out = whole_characters(document->text, fits, document->text_bytes);
+    return KV_OK;
+}
+
+enum kv_err turn_feed_document(struct service *service, struct session *session,
+                               const struct turn_document *document, struct kv_diag *diag) {
+    struct session_info info;
+    struct document_progress progress = {document};
+    size_t bytes = 0;
+    session_info(session, &info);
+    uint64_t room = document->tokens_end > info.n ? document->tokens_end - info.n : 0;
+    unsigned flags = open_flags(service, &info, service_engine(service));
+    enum kv_err err = cut_document(service, flags, document, room, &bytes, diag);
+    if (err != KV_OK)
+        return err;
+    if (bytes == 0)
+        return kv_diag_set(diag, KV_ERR_LIMIT,
+                           "session %s: a document up to token %" PRIu64
+                           " has no room behind %" PRIu64 " tokens",
+                           info.name, document->tokens_end, info.n);
+    struct template_message message = {TEMPLATE_USER, document->text, bytes};
+    const struct turn_options options = {
+        .messages = &message, .message_count = 1, .prefilled = on_document, .context = &progress};
+    struct turn_result result;
+    err = turn_run(service, session, &options, &result, diag);
+    turn_result_release(service, &result);
+    return err;
+}
+
+enum kv_err turn_count_tokens(struct service *service, const char *text, size_t text_bytes,
+                              uint64_t *tokens_out, struct kv_diag *diag) {
+    struct tokenizer_ids ids = {NULL, 0, 0, 0};
+    enum kv_err err = tokenizer_encode(engine_tokenizer(service_engine(service)), text, text_bytes,
+                                       0, &ids, diag);
+    *tokens_out = ids.count;
+    return err == KV_ERR_LIMIT ? KV_OK : err;
+}
