@@ -27,7 +27,7 @@
 #include "engine/model/gguf.h"
 
 enum {
-    TOKENIZER_TEXT_BYTES_MAX = 1 << 28,
+    TOKENIZER_TEXT_BYTES_MAX = 1 << 26,
     TOKENIZER_VOCAB_MAX = 1 << 20,
     TOKENIZER_NONE = -1, /* an id that the file does not have */
 
@@ -84,7 +84,7 @@ struct tokenizer_decode_args {
     const uint32_t *ids;
     size_t ids_count;
     unsigned flags;
-    char *bytes_out; /* NULL with capacity 0 only counts */
+    char *bytes_out; /* NULL only counts */
     size_t capacity_bytes;
 };
 enum kv_err tokenizer_decode(const struct tokenizer *tokenizer,
