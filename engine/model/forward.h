@@ -1,0 +1,67 @@
+/* engine/model/forward.h - one step of the model over a batch of rows.
+ *
+ * Responsible for: weights packed for the device, the workspace, and from token ids to logits; the
+ * K and V of the rows stay in the workspace until the next step.
+ * Not responsible for: writing them into pages, sealing, tiers, sampling.
+ *
+ * The bits of a row depend on its own sequence alone: not on the other rows, its place, threads.
+ *
+ * Threads: the scheduler thread.
+ * Units: rows, positions, bytes.
+ * Errors: NOMEM, MISMATCH (a tensor type that the kernels do not hold).
+ */
+#ifndef ENGINE_MODEL_FORWARD_H
+#define ENGINE_MODEL_FORWARD_H
+
+#include "engine/device/device.h"
+#include "engine/model/weights.h"
+#include "kernels/kvops.h"
+#include "store/base/alloc.h"
+#include "store/base/diag.h"
+
+enum {
+    FORWARD_CHUNK_ROWS = 256,  /* of the one sequence that may have more than one row … */
+    FORWARD_SINGLES_MAX = 128, /* … and of all that have one */
+    FORWARD_HEAD_ROWS = 32,    /* logits are computed for so many rows at a time */
+    FORWARD_BEYOND = 256       /* positions past the context that a question may use */
+};
+
+struct forward;
+struct forward_settings {
+    const struct kv_alloc *alloc;
+    struct device *device;
+    uint32_t singles_max; /* 1 … FORWARD_SINGLES_MAX */
+};
+/* `weights` and the bytes behind it are borrowed for the call only. */
+enum kv_err forward_make(const struct forward_settings *settings, const struct weights *weights,
+                         struct forward **forward_out, struct kv_diag *diag);
+void forward_drop(struct forward *forward); /* NULL is allowed */
+uint64_t forward_weight_bytes(const struct forward *forward);
+uint64_t forward_workspace_bytes(const struct forward *forward);
+
+enum forward_logits { FORWARD_NONE, FORWARD_LAST, FORWARD_ALL };
+/* Row `row` of the sequence; the logits are valid during the call only. */
+typedef void (*forward_row)(void *context, uint32_t row, const float *logits);
+
+struct forward_seq {
+    struct kvops_seq kv; /* blocks, sinks, window and what is hidden; the rest is filled in here */
+    const uint32_t *ids; /* [kv.row_count], every id below the vocabulary */
+    uint64_t position;   /* of the first row */
+    enum forward_logits logits;
+    forward_row row;
+    void *context;
+    /* Written: */
+    uint32_t bad_row;  /* the first row with a value that is not finite … */
+    int32_t bad_layer; /* … after this layer (layers: in its logits), or -1 */
+};
+/* At most one sequence of more than one row and singles_max of one. Logits of a bad row are not
+ * given out. */
+void forward_run(struct forward *forward, const struct kvops_pool *pool, struct forward_seq *seqs,
+                 uint32_t count);
+
+/* K and V of the last run's rows: [layer][K, V][kv_head][forward_chunk_rows][dim]. A sequence's
+ * rows begin at seq.kv.first_row. */
+const uint16_t *forward_chunk(const struct forward *forward);
+uint32_t forward_chunk_rows(const struct forward *forward);
+
+#endif
