@@ -27,6 +27,7 @@
 #include "store/base/digest.h"
 
 enum { RECORD_VERSION = 1, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
+enum { RECORD_KIND_IMAGE = 16 }; /* extent kind of an image; planes and pages: layout_stream */
 enum { RECORD_CODE_ID = 1, RECORD_LAYOUT_ID = 1 }; /* the code of DESIGN section 4, its layout */
 
 struct record_key {
@@ -46,7 +47,7 @@ struct record_name {
 };
 struct record_snapshot {
     char name[IMAGE_NAME_BYTES_MAX + 1];
-    uint64_t lineage, parent; /* parent snapshot id, 0: none */
+    uint64_t lineage, parent; /* the newest older snapshot that is kept, 0: none */
     uint32_t block_count;
     int is_explicit; /* stays when the next turn is saved */
     int asleep;      /* written when the session went to sleep */

@@ -1,0 +1,503 @@
+/* snapshot/snap_commit.c - what stands in the batches of blocks and saves.
+ *
+ * Responsible for: the records and extents of each batch, in agreement with these invariants
+ * (1 to 5 stand in store/store.c):
+ *
+ *   6. A snapshot never refers to an extent without a record: its pages and image are put in the
+ *      batch that adds it, every block it counts was committed before, and a page or block record
+ *      is deleted only in a batch after which no snapshot refers to it.
+ *   7. A session's head moves only in the batch that adds its snapshot. That batch is built only
+ *      while the stored head is the one that the session believes in.
+ *   8. Sealed blocks are recorded under the session's open lineage by the write-through batch
+ *      itself and count as live; the first batch after a wake deletes block records of that
+ *      lineage beyond every snapshot's count, so that a block never survives from a life of the
+ *      session that was not saved.
+ *
+ * Not responsible for: which records die (snap_gc.c), order between batches (snap_spill.c).
+ */
+#include "snapshot/snap_commit.h"
+
+#include "snapshot/snap_gc.h"
+#include "store/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+
+uint64_t snap_commit_extent_bytes(uint64_t raw_bytes) {
+    return kv_round_up(raw_bytes, STORE_PAGE_BYTES);
+}
+
+static enum store_codec_hint hint_of(enum layout_stream stream) {
+    switch (stream) {
+    case LAYOUT_KH:
+    case LAYOUT_VB:
+    case LAYOUT_META:
+        return STORE_ZSTD;
+    case LAYOUT_BF16:
+    case LAYOUT_PAGE:
+    case LAYOUT_SINKS:
+        return STORE_SHUFFLE_ZSTD;
+    default:
+        return STORE_RAW;
+    }
+}
+
+static enum kv_err put_record(struct store_batch *batch, const struct record_key *key,
+                              const uint8_t *value, uint32_t size, struct kv_diag *diag) {
+    const struct store_put put = {
+        .key = key->bytes, .key_bytes = key->size, .value = value, .value_bytes = size};
+    return store_batch_put(batch, &put, diag);
+}
+
+static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line *line,
+                               uint32_t snapshot_count, struct kv_diag *diag) {
+    struct record_lineage record = {.snapshot_count = snapshot_count};
+    uint8_t value[RECORD_OUT_BYTES];
+    memcpy(record.name, line->name, sizeof record.name);
+    struct record_key key = record_key_lineage(line->lineage);
+    uint32_t size = record_put_lineage(&record, value);
+    return put_record(batch, &key, value, size, diag);
+}
+
+/* --- blocks */
+
+static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
+                             struct kv_diag *diag) {
+    struct iovec pieces[LAYOUT_STREAM_COUNT][32];
+    struct store_part parts[LAYOUT_STREAM_COUNT];
+    struct snap_line *line = item->line;
+    enum kv_err err = KV_OK;
+    if (line->trim && line->pending == 0)
+        err = snap_gc_trim(gc, line->name, line->lineage, diag);
+    if (err == KV_OK && !line->recorded && line->pending == 0)
+        err = put_lineage(gc->batch, line, 0, diag);
+    if (err != KV_OK)
+        return err;
+    assert(item->part_count <= LAYOUT_STREAM_COUNT);
+    for (uint32_t i = 0; i < item->part_count; i++) {
+        const struct transfer_part *from = &item->parts[i];
+        for (uint32_t k = 0; k < from->piece_count; k++)
+            pieces[i][k] = (struct iovec){from->pieces[k].bytes, from->pieces[k].size};
+        parts[i] = (struct store_part){(uint8_t)from->stream, hint_of(from->stream), pieces[i],
+                                       from->piece_count};
+    }
+    const struct record_block record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
+                                        LAYOUT_SINK_TOKENS +
+                                            (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_key key = record_key_block(line->lineage, item->index);
+    const struct store_put put = {.key = key.bytes,
+                                  .key_bytes = key.size,
+                                  .value = value,
+                                  .value_bytes = record_put_block(&record, value),
+                                  .parts = parts,
+                                  .part_count = item->part_count};
+    return store_batch_put(gc->batch, &put, diag);
+}
+
+/* Blocks that follow what is committed go into the batch; the others fail: block records are
+ * written in index order. Returns how many go, and their worst case. */
+static uint32_t choose(struct snap_item **items, uint32_t count, uint64_t *worst_out) {
+    uint32_t chosen = 0;
+    *worst_out = 0;
+    for (uint32_t i = 0; i < count; i++)
+        items[i]->line->pending = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct snap_line *line = items[i]->line;
+        if (items[i]->index != line->block_count + line->pending) {
+            items[i]->err = KV_ERR_BUSY;
+            continue;
+        }
+        items[i]->err = KV_OK;
+        line->pending++;
+        chosen++;
+        *worst_out += 2 * SNAP_COMMIT_RECORD_BYTES;
+        for (uint32_t k = 0; k < items[i]->part_count; k++)
+            *worst_out += snap_commit_extent_bytes(items[i]->parts[k].size);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        items[i]->line->pending = 0;
+    return chosen;
+}
+
+/* Adds the digests that the index now holds to the line's chain. */
+static enum kv_err follow_chain(struct snapshot *snapshot, struct snap_item *item,
+                                struct kv_diag *diag) {
+    struct snap_line *line = item->line;
+    struct record_key key = record_key_block(line->lineage, item->index);
+    struct store_record record;
+    uint8_t kinds[LAYOUT_STREAM_COUNT];
+    struct kv_digest digests[LAYOUT_STREAM_COUNT];
+    enum kv_err err = store_get(snapshot->store, key.bytes, key.size, &record, diag);
+    if (err != KV_OK)
+        return err;
+    for (uint32_t i = 0; i < record.extent_count && i < LAYOUT_STREAM_COUNT; i++) {
+        const struct store_extent *extent = &record.extents[i];
+        kinds[i] = extent->kind;
+        digests[i] = extent->digest;
+        if (extent->kind >= LAYOUT_STREAM_COUNT)
+            continue;
+        line->account.raw_bytes[extent->kind] += extent->raw_bytes;
+        line->account.stored_bytes[extent->kind] += extent->stored_bytes;
+        line->account.door_bytes += snap_commit_extent_bytes(extent->stored_bytes);
+    }
+    line->chain =
+        record_chain(&line->chain, line->lineage, item->index, kinds, digests, item->part_count);
+    line->block_count = item->index + 1;
+    line->account.blocks++;
+    item->chain = line->chain;
+    store_record_release(snapshot->store, &record);
+    return KV_OK;
+}
+
+static enum kv_err commit_chosen(struct snapshot *snapshot, struct snap_item **items,
+                                 uint32_t count, uint64_t worst_bytes, struct kv_diag *diag) {
+    struct snap_gc gc = {.store = snapshot->store, .alloc = snapshot->alloc};
+    struct store_commit_stats stats = {0};
+    struct snap_line *payer = NULL; /* the batch record is put to one line's account */
+    enum kv_err err = store_batch_begin(snapshot->store, worst_bytes, &gc.batch, diag);
+    if (err != KV_OK)
+        return err;
+    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
+        if (items[i]->err != KV_OK)
+            continue;
+        err = put_block(&gc, items[i], diag);
+        items[i]->line->pending++;
+        payer = items[i]->line;
+    }
+    if (err != KV_OK) {
+        store_batch_abandon(gc.batch);
+        return err;
+    }
+    err = store_batch_commit(gc.batch, &stats, diag);
+    if (err != KV_OK)
+        return err;
+    payer->account.record_bytes += stats.record_bytes;
+    payer->account.door_bytes += stats.record_bytes;
+    payer->account.write_ns += stats.write_ns;
+    payer->account.sync_ns += stats.sync_ns + stats.index_ns;
+    if (stats.in_flight_max > payer->account.in_flight_most)
+        payer->account.in_flight_most = (uint32_t)stats.in_flight_max;
+    for (uint32_t i = 0; i < count; i++) {
+        if (items[i]->err != KV_OK)
+            continue;
+        items[i]->line->trim = 0;
+        items[i]->line->recorded = 1;
+        items[i]->line->trouble.text[0] = 0;
+        if (err == KV_OK)
+            err = follow_chain(snapshot, items[i], diag);
+        if (err != KV_OK)
+            items[i]->err = err;
+    }
+    return err;
+}
+
+void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uint32_t count) {
+    uint64_t worst_bytes;
+    struct kv_diag diag = {""};
+    if (choose(items, count, &worst_bytes) == 0)
+        return;
+    enum kv_err err = commit_chosen(snapshot, items, count, worst_bytes, &diag);
+    if (err == KV_OK)
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        struct snap_line *line = items[i]->line;
+        /* Blocks that follow_chain has counted are durable, whatever failed behind them. */
+        if (items[i]->err == KV_ERR_BUSY || items[i]->index < line->block_count)
+            continue;
+        items[i]->err = err;
+        line->trouble = diag;
+        kv_diag_prefix(&line->trouble, "session %s, block %u could not be written", line->name,
+                       items[i]->index);
+    }
+}
+
+/* --- saves */
+
+/* Everything that one save works with; lives on the spill thread's stack. */
+struct save {
+    struct snapshot *snapshot;
+    struct snapshot_ticket *ticket;
+    struct snap_line *line;
+    struct snap_gc gc;
+    uint64_t id;
+    uint64_t parent; /* the newest older snapshot that stays */
+    int replaces;    /* the head before goes in this batch */
+    uint8_t *image_bytes;
+    size_t image_size;
+    uint64_t reused_tokens;
+    struct record_lineage lineage; /* as stored */
+    struct kv_diag *diag;
+};
+
+static enum kv_err check_line(const struct save *save) {
+    const struct image *image = &save->ticket->frozen.image;
+    if (save->line->block_count == image->block_count)
+        return KV_OK;
+    if (save->line->trouble.text[0] != 0)
+        return kv_diag_set(save->diag, KV_ERR_IO, "%s", save->line->trouble.text);
+    return kv_diag_set(save->diag, KV_ERR_IO, "session %s: %u of %u blocks are durable: save again",
+                       image->name, save->line->block_count, image->block_count);
+}
+
+/* Invariant 7. */
+static enum kv_err check_head(struct save *save) {
+    const struct transfer_durable *before = &save->ticket->before;
+    struct record_name head = {0};
+    enum kv_err err = snap_gc_name(save->snapshot->store, save->line->name, &head, save->diag);
+    if (err != KV_OK && err != KV_ERR_NOT_FOUND)
+        return err;
+    if (head.snapshot == before->snapshot)
+        return KV_OK;
+    if (before->snapshot == 0)
+        return kv_diag_set(save->diag, KV_ERR_EXISTS,
+                           "a stored session has the name %s: wake it, or remove it first",
+                           save->line->name);
+    if (head.snapshot == 0)
+        return kv_diag_set(save->diag, KV_ERR_NOT_FOUND,
+                           "session %s was removed from the store while it was resident",
+                           save->line->name);
+    return kv_diag_set(save->diag, KV_ERR_BUSY,
+                       "session %s was saved by somebody else since it was woken: wake it again",
+                       save->line->name);
+}
+
+static enum kv_err read_lineage(struct save *save) {
+    const struct transfer_durable *before = &save->ticket->before;
+    struct record_snapshot head;
+    if (before->snapshot == 0)
+        return KV_OK;
+    enum kv_err err = snap_gc_snapshot(save->snapshot->store, before->snapshot, &head, save->diag);
+    if (err != KV_OK)
+        return err;
+    save->replaces = !before->head_explicit;
+    save->parent = save->replaces ? head.parent : before->snapshot;
+    struct record_key key = record_key_lineage(save->line->lineage);
+    struct store_record stored;
+    err = store_get(save->snapshot->store, key.bytes, key.size, &stored, save->diag);
+    if (err != KV_OK)
+        return err;
+    err = record_get_lineage(stored.value, stored.value_bytes, &save->lineage, save->diag);
+    store_record_release(save->snapshot->store, &stored);
+    return err;
+}
+
+static enum kv_err name_page(struct save *save, const struct transfer_frozen_page *frozen,
+                             struct image_page *page) {
+    page->first = frozen->first;
+    page->tokens = frozen->tokens;
+    if (frozen->bytes == NULL) {
+        const struct image_page *stored =
+            snap_line_page(&save->ticket->before, page->first, page->tokens);
+        assert(stored != NULL);
+        *page = *stored;
+        save->reused_tokens += page->tokens;
+        return KV_OK;
+    }
+    page->digest = kv_digest_of(frozen->bytes, frozen->size);
+    return snap_line_fresh_id(save->snapshot->store, record_key_page, &page->page_id, save->diag);
+}
+
+static enum kv_err make_image(struct save *save) {
+    struct transfer_frozen *frozen = &save->ticket->frozen;
+    struct image *image = &frozen->image;
+    enum kv_err err = KV_OK;
+    image->lineage = save->line->lineage;
+    image->block_chain = save->line->chain;
+    image->parent = save->ticket->before.root;
+    image->page_count = frozen->page_count;
+    KV_TRY(name_page(save, &frozen->sinks, &image->sinks));
+    for (uint32_t i = 0; i < frozen->page_count; i++)
+        KV_TRY(name_page(save, &frozen->pages[i], &image->pages[i]));
+    KV_TRY(snap_line_fresh_id(save->snapshot->store, record_key_snapshot, &save->id, save->diag));
+    KV_TRY(image_encode(image, save->snapshot->alloc, &save->image_bytes, &save->image_size,
+                        save->diag));
+done:
+    return err;
+}
+
+static uint64_t worst_bytes(const struct save *save) {
+    const struct transfer_frozen *frozen = &save->ticket->frozen;
+    uint64_t records = 8 + 2 * (IMAGE_PAGES_MAX + 1);
+    uint64_t bytes = snap_commit_extent_bytes(save->image_size);
+    if (frozen->sinks.bytes != NULL)
+        bytes += snap_commit_extent_bytes(frozen->sinks.size);
+    for (uint32_t i = 0; i < frozen->page_count; i++)
+        if (frozen->pages[i].bytes != NULL)
+            bytes += snap_commit_extent_bytes(frozen->pages[i].size);
+    return bytes + records * SNAP_COMMIT_RECORD_BYTES;
+}
+
+static enum kv_err put_page(struct save *save, const struct transfer_frozen_page *frozen,
+                            const struct image_page *page, enum layout_stream stream) {
+    if (frozen->bytes == NULL)
+        return save->replaces ? KV_OK : snap_gc_page_uses(&save->gc, page->page_id, 1, save->diag);
+    const struct iovec piece = {frozen->bytes, frozen->size};
+    const struct store_part part = {(uint8_t)stream, hint_of(stream), &piece, 1};
+    const struct record_page record = {save->line->lineage, page->first, page->tokens, 1};
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_key key = record_key_page(page->page_id);
+    const struct store_put put = {.key = key.bytes,
+                                  .key_bytes = key.size,
+                                  .value = value,
+                                  .value_bytes = record_put_page(&record, value),
+                                  .parts = &part,
+                                  .part_count = 1};
+    save->ticket->receipt.pages++;
+    return store_batch_put(save->gc.batch, &put, save->diag);
+}
+
+static int image_has_page(const struct image *image, uint64_t page_id) {
+    int has = image->sinks.page_id == page_id;
+    for (uint32_t i = 0; i < image->page_count && !has; i++)
+        has = image->pages[i].page_id == page_id;
+    return has;
+}
+
+/* The head that this batch replaces, and its uses of pages that the new one does not have. */
+static enum kv_err drop_head(struct save *save) {
+    const struct transfer_durable *before = &save->ticket->before;
+    const struct image *image = &save->ticket->frozen.image;
+    struct record_key key = record_key_snapshot(before->snapshot);
+    enum kv_err err = store_batch_delete(save->gc.batch, key.bytes, key.size, save->diag);
+    if (err == KV_OK && before->sinks.page_id != 0 && !image_has_page(image, before->sinks.page_id))
+        err = snap_gc_page_uses(&save->gc, before->sinks.page_id, -1, save->diag);
+    for (uint32_t i = 0; err == KV_OK && i < before->page_count; i++)
+        if (!image_has_page(image, before->pages[i].page_id))
+            err = snap_gc_page_uses(&save->gc, before->pages[i].page_id, -1, save->diag);
+    return err;
+}
+
+static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root) {
+    const struct image *image = &save->ticket->frozen.image;
+    struct record_snapshot record = {.lineage = image->lineage,
+                                     .parent = save->parent,
+                                     .block_count = image->block_count,
+                                     .is_explicit = save->ticket->options.is_explicit,
+                                     .asleep = save->ticket->options.asleep,
+                                     .n = image->n,
+                                     .n_kv = image->n_kv,
+                                     .created_ns = image->created_ns,
+                                     .root = *root,
+                                     .sinks_page = image->sinks.page_id,
+                                     .page_count = image->page_count};
+    memcpy(record.name, image->name, sizeof record.name);
+    for (uint32_t i = 0; i < image->page_count; i++)
+        record.page_ids[i] = image->pages[i].page_id;
+    const struct iovec piece = {save->image_bytes, save->image_size};
+    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1};
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_key key = record_key_snapshot(save->id);
+    const struct store_put put = {.key = key.bytes,
+                                  .key_bytes = key.size,
+                                  .value = value,
+                                  .value_bytes = record_put_snapshot(&record, value),
+                                  .parts = &part,
+                                  .part_count = 1};
+    enum kv_err err = store_batch_put(save->gc.batch, &put, save->diag);
+    if (err != KV_OK)
+        return err;
+    const struct record_name head = {save->id, image->lineage, image->created_ns};
+    key = record_key_name(image->name);
+    uint32_t size = record_put_name(&head, value);
+    err = put_record(save->gc.batch, &key, value, size, save->diag);
+    if (err != KV_OK)
+        return err;
+    return put_lineage(save->gc.batch, save->line,
+                       save->lineage.snapshot_count + (save->replaces ? 0 : 1), save->diag);
+}
+
+static enum kv_err fill_batch(struct save *save, const struct kv_digest *root) {
+    const struct transfer_frozen *frozen = &save->ticket->frozen;
+    enum kv_err err = KV_OK;
+    if (save->line->trim)
+        KV_TRY(snap_gc_trim(&save->gc, save->line->name, save->line->lineage, save->diag));
+    KV_TRY(put_page(save, &frozen->sinks, &frozen->image.sinks, LAYOUT_SINKS));
+    for (uint32_t i = 0; i < frozen->page_count; i++)
+        KV_TRY(put_page(save, &frozen->pages[i], &frozen->image.pages[i], LAYOUT_PAGE));
+    if (save->replaces)
+        KV_TRY(drop_head(save));
+    KV_TRY(put_snapshot(save, root));
+done:
+    return err;
+}
+
+static void account_save(struct save *save, const struct store_commit_stats *stats) {
+    struct receipt *receipt = &save->ticket->receipt;
+    const struct snap_account *account = &save->line->account;
+    receipt->blocks = account->blocks;
+    receipt->record_bytes = account->record_bytes + stats->record_bytes;
+    receipt->door_bytes = account->door_bytes + stats->written_bytes;
+    receipt->stage_ns[RECEIPT_WRITE] = account->write_ns + stats->write_ns;
+    receipt->stage_ns[RECEIPT_SYNC] = account->sync_ns + stats->sync_ns + stats->index_ns;
+    receipt->in_flight_most = account->in_flight_most > stats->in_flight_max
+                                  ? account->in_flight_most
+                                  : (uint32_t)stats->in_flight_max;
+    for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++) {
+        receipt->raw_bytes[s] = account->raw_bytes[s] + stats->raw_by_kind[s];
+        receipt->stored_bytes[s] = account->stored_bytes[s] + stats->stored_by_kind[s];
+    }
+    receipt->image_bytes = stats->stored_by_kind[RECORD_KIND_IMAGE];
+    receipt->direct = stats->direct;
+    size_t length = strnlen(stats->door_name, sizeof receipt->door - 1);
+    memcpy(receipt->door, stats->door_name, length);
+    receipt->door[length] = 0;
+    memset(&save->line->account, 0, sizeof save->line->account);
+}
+
+static void finish_save(struct save *save, const struct kv_digest *root) {
+    struct snapshot_ticket *ticket = save->ticket;
+    const struct image *image = &ticket->frozen.image;
+    struct transfer_durable *after = &ticket->after;
+    *after = ticket->before;
+    after->lineage = image->lineage;
+    after->snapshot = save->id;
+    after->head_explicit = ticket->options.is_explicit;
+    after->trim_pending = 0;
+    after->root = *root;
+    after->sinks = image->sinks;
+    after->page_count = image->page_count;
+    memcpy(after->pages, image->pages, sizeof after->pages);
+    save->line->trim = 0;
+    save->line->recorded = 1;
+    ticket->receipt.snapshot = save->id;
+    ticket->receipt.parent = ticket->before.snapshot;
+    ticket->receipt.lineage = image->lineage;
+    ticket->receipt.root = *root;
+    ticket->receipt.tokens_reused += save->reused_tokens;
+}
+
+static enum kv_err run_save(struct save *save) {
+    struct store_commit_stats stats = {0};
+    enum kv_err err = KV_OK;
+    KV_TRY(check_line(save));
+    KV_TRY(check_head(save));
+    KV_TRY(read_lineage(save));
+    KV_TRY(make_image(save));
+    struct kv_digest root = image_root(save->image_bytes, save->image_size);
+    KV_TRY(
+        store_batch_begin(save->snapshot->store, worst_bytes(save), &save->gc.batch, save->diag));
+    err = fill_batch(save, &root);
+    if (err != KV_OK) {
+        store_batch_abandon(save->gc.batch);
+        return err;
+    }
+    KV_TRY(store_batch_commit(save->gc.batch, &stats, save->diag));
+    account_save(save, &stats);
+    finish_save(save, &root);
+done:
+    return err;
+}
+
+void snap_commit_save(struct snapshot *snapshot, struct snap_item *item) {
+    struct save save = {.snapshot = snapshot,
+                        .ticket = item->ticket,
+                        .line = item->line,
+                        .gc = {.store = snapshot->store, .alloc = snapshot->alloc},
+                        .diag = &item->ticket->diag};
+    item->ticket->err = run_save(&save);
+    if (item->ticket->err != KV_OK && item->ticket->diag.text[0] != 0)
+        kv_diag_prefix(&item->ticket->diag, "session %s was not saved", item->line->name);
+    item->err = item->ticket->err;
+    kv_alloc_release(snapshot->alloc, save.image_bytes);
+}

@@ -1,0 +1,136 @@
+/* snapshot/snap_line.c - lines: which lineage a resident session writes to.
+ *
+ * Responsible for: what snap_line.h promises.
+ * Not responsible for: what is written.
+ */
+#include "snapshot/snap_line.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum { FRESH_TRIES_MAX = 64 };
+
+enum kv_err snap_line_fresh_id(struct store *store, struct record_key (*key_of)(uint64_t id),
+                               uint64_t *id_out, struct kv_diag *diag) {
+    for (int i = 0; i < FRESH_TRIES_MAX; i++) {
+        uint64_t id = 0;
+        int exists = 0;
+        /* tidy-allow: random ids must differ between processes and machines */
+        if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)
+            return kv_diag_errno(diag, KV_ERR_IO, errno, "no random numbers for an id");
+        if (id == 0)
+            continue;
+        struct record_key key = key_of(id);
+        enum kv_err err = store_exists(store, key.bytes, key.size, &exists, diag);
+        if (err != KV_OK)
+            return err;
+        if (!exists) {
+            *id_out = id;
+            return KV_OK;
+        }
+    }
+    return kv_diag_set(diag, KV_ERR_IO,
+                       "%d random ids were all in use: the random source is broken",
+                       FRESH_TRIES_MAX);
+}
+
+const struct image_page *snap_line_page(const struct transfer_durable *durable, uint64_t first,
+                                        uint32_t tokens) {
+    if (durable->snapshot == 0)
+        return NULL;
+    if (durable->sinks.page_id != 0 && durable->sinks.first == first &&
+        durable->sinks.tokens == tokens)
+        return &durable->sinks;
+    for (uint32_t i = 0; i < durable->page_count; i++)
+        if (durable->pages[i].first == first && durable->pages[i].tokens == tokens)
+            return &durable->pages[i];
+    return NULL;
+}
+
+struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line) {
+    struct session *session = session_find(lines->engine, line->name);
+    if (session == NULL || transfer_durable(session)->lineage != line->lineage)
+        return NULL;
+    return session;
+}
+
+void snap_line_release(struct snap_lines *lines, struct snap_line *line) {
+    assert(line->holds > 0);
+    if (--line->holds == 0)
+        kv_alloc_release(lines->alloc, line);
+}
+
+void snap_line_forget(struct snap_lines *lines, struct snap_line *line) {
+    for (struct snap_line **at = &lines->first; *at != NULL; at = &(*at)->next) {
+        if (*at == line) {
+            *at = line->next;
+            snap_line_release(lines, line);
+            return;
+        }
+    }
+}
+
+void snap_line_forget_all(struct snap_lines *lines) {
+    while (lines->first != NULL)
+        snap_line_forget(lines, lines->first);
+}
+
+/* Sessions leave the device in many ways; their lines go when the next one comes. */
+static void forget_gone(struct snap_lines *lines) {
+    struct snap_line *line = lines->first;
+    while (line != NULL) {
+        struct snap_line *next = line->next;
+        if (line->holds == 1 && snap_line_session(lines, line) == NULL)
+            snap_line_forget(lines, line);
+        line = next;
+    }
+}
+
+static struct snap_line *find(const struct snap_lines *lines, uint64_t lineage) {
+    struct snap_line *line = lines->first;
+    while (line != NULL && line->lineage != lineage)
+        line = line->next;
+    return line;
+}
+
+enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
+                         struct snap_line **line_out, struct kv_diag *diag) {
+    struct transfer_durable *durable = transfer_durable(session);
+    struct snap_line *line = durable->lineage == 0 ? NULL : find(lines, durable->lineage);
+    /* A line that is there although the session was just woken belongs to an earlier life of the
+     * same lineage: what it still writes is deleted by the new line's first batch. */
+    if (line != NULL && !durable->trim_pending) {
+        *line_out = line;
+        return KV_OK;
+    }
+    uint64_t lineage = durable->lineage;
+    if (lineage == 0) {
+        enum kv_err err = snap_line_fresh_id(lines->store, record_key_lineage, &lineage, diag);
+        if (err != KV_OK)
+            return err;
+    }
+    struct snap_line *fresh = kv_alloc_zeroed(lines->alloc, 1, sizeof *fresh);
+    if (fresh == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to save a session");
+    if (line != NULL)
+        snap_line_forget(lines, line);
+    forget_gone(lines);
+    struct session_info info;
+    session_info(session, &info);
+    size_t length = strnlen(info.name, IMAGE_NAME_BYTES_MAX);
+    memcpy(fresh->name, info.name, length);
+    fresh->lineage = lineage;
+    fresh->holds = 1;
+    fresh->block_count = durable->block_count;
+    fresh->chain = durable->block_chain;
+    fresh->trim = durable->trim_pending;
+    fresh->recorded = durable->snapshot != 0;
+    fresh->next = lines->first;
+    lines->first = fresh;
+    durable->lineage = lineage;
+    durable->trim_pending = 0;
+    *line_out = fresh;
+    return KV_OK;
+}

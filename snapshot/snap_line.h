@@ -1,0 +1,71 @@
+/* snapshot/snap_line.h - what saving knows about one resident session's lineage.
+ *
+ * Responsible for: finding or making the line of a session, its count of holders, fresh ids.
+ * Not responsible for: the session's own durable state (transfer_durable) or any record.
+ *
+ * A line outlives its session while blocks or a save are queued, so nothing here points at one.
+ *
+ * Threads: the scheduler owns the list and the first half; the spill thread owns the second half.
+ * The queue's lock hands a line over.
+ * Units: counts of blocks; bytes.
+ */
+#ifndef SNAPSHOT_SNAP_LINE_H
+#define SNAPSHOT_SNAP_LINE_H
+
+#include "engine/record.h"
+#include "engine/transfer.h"
+#include "store/store.h"
+
+/* Written for a line since its last save; becomes part of that save's receipt. */
+struct snap_account {
+    uint32_t blocks;
+    uint64_t raw_bytes[LAYOUT_STREAM_COUNT], stored_bytes[LAYOUT_STREAM_COUNT];
+    uint64_t record_bytes, door_bytes, write_ns, sync_ns;
+    uint32_t in_flight_most;
+};
+
+struct snap_line {
+    struct snap_line *next;
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+    uint64_t lineage;
+    uint32_t holds; /* the list's and one for each item under way */
+    int saving;
+    int refusing; /* a block was not taken or not written: later ones wait for a re-queue */
+    int overflow; /* refusing only because the queue was full */
+
+    uint32_t block_count;   /* committed, in order */
+    struct kv_digest chain; /* over these */
+    int trim;               /* block records beyond every snapshot are to be deleted first */
+    int recorded;           /* the lineage record exists */
+    uint32_t pending;       /* blocks of this line in the batch being made */
+    struct snap_account account;
+    struct kv_diag trouble; /* why the last block was not written; "" when nothing */
+};
+
+struct snap_lines {
+    const struct kv_alloc *alloc;
+    struct store *store;
+    struct engine *engine;
+    struct snap_line *first;
+};
+
+/* The line of `session`; a new one, with an id of its own when the session has none, after a
+ * create or a wake. IO (no random numbers), NOMEM. */
+enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
+                         struct snap_line **line_out, struct kv_diag *diag);
+/* The resident session that the line belongs to; NULL when it has gone. */
+struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line);
+void snap_line_release(struct snap_lines *lines, struct snap_line *line);
+/* Takes the line from the list: the session has left the device. */
+void snap_line_forget(struct snap_lines *lines, struct snap_line *line);
+void snap_line_forget_all(struct snap_lines *lines);
+
+/* The page of the head snapshot with this place and length; its bytes never change. NULL: none. */
+const struct image_page *snap_line_page(const struct transfer_durable *durable, uint64_t first,
+                                        uint32_t tokens);
+
+/* A random id under which no key made by `key_of` exists. Any thread. */
+enum kv_err snap_line_fresh_id(struct store *store, struct record_key (*key_of)(uint64_t id),
+                               uint64_t *id_out, struct kv_diag *diag);
+
+#endif

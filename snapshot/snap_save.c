@@ -1,0 +1,201 @@
+/* snapshot/snap_save.c - a save from the scheduler's side: plan, prove, freeze, queue, finish.
+ *
+ * Responsible for: refusing before anything happens, fingerprints and needles, the frozen state,
+ * the ticket and its receipt, sleeping.
+ * Not responsible for: writing (snap_commit.c) or the queue (snap_spill.c).
+ */
+#include "snapshot/snapshot.h"
+
+#include "engine/needle.h"
+#include "snapshot/snap_spill.h"
+
+#include <string.h>
+
+static uint64_t now(const struct snapshot *snapshot) {
+    return kv_clock_now_ns(snapshot->clock);
+}
+
+static void copy_text(char *to, size_t room, const char *from) {
+    size_t length = strnlen(from, room - 1);
+    memcpy(to, from, length);
+    to[length] = 0;
+}
+
+static void ticket_drop(struct snapshot *snapshot, struct snapshot_ticket *ticket) {
+    if (ticket == NULL)
+        return;
+    transfer_frozen_release(snapshot->engine, &ticket->frozen);
+    kv_alloc_release(snapshot->alloc, ticket);
+}
+
+/* Asked plain and with the hole; the records stay with the session and go into the image. */
+static enum kv_err ask_needles(struct session *session, struct receipt *receipt,
+                               struct kv_diag *diag) {
+    const struct needle_question question = {.with_hole = 1, .floor = 0, .update = 1};
+    uint32_t count = 0;
+    (void)transfer_needles(session, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        struct needle_result result;
+        enum kv_err err = needle_check(session, i, &question, &result, diag);
+        if (err != KV_OK)
+            return err;
+        receipt->needles_asked++;
+        receipt->needles_passed += result.passed != 0;
+    }
+    return KV_OK;
+}
+
+static int want_page(void *context, uint64_t first, uint32_t tokens) {
+    return snap_line_page(context, first, tokens) == NULL;
+}
+
+static void describe(struct snapshot_ticket *ticket, const struct session_info *info) {
+    const struct image *image = &ticket->frozen.image;
+    struct receipt *receipt = &ticket->receipt;
+    const struct image_policy *policy = &image->policies[image->policy_count - 1].policy;
+    copy_text(receipt->architecture, sizeof receipt->architecture, image->model.architecture);
+    receipt->model = image->model.tensors;
+    receipt->numerics = image->model.numerics;
+    receipt->policy = *policy;
+    receipt->tokens = image->n;
+    receipt->tokens_reused = (uint64_t)ticket->before.block_count * LAYOUT_BLOCK_TOKENS;
+    receipt->slots = info->slots;
+    receipt->fingerprint = RECEIPT_NOT_ASKED;
+    for (uint32_t b = 0; b < image->block_count; b++)
+        receipt->tier_blocks[image_tier(policy, b, image->n_kv)]++;
+    receipt->needles_recorded = image->needle_count;
+    for (uint32_t i = 0; i < image->needle_count; i++)
+        receipt->needles_kept += image->needles[i].kept != 0;
+}
+
+static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
+                          struct snapshot_ticket *ticket, struct kv_diag *diag) {
+    struct image_fingerprint print, print_floor;
+    struct session_info info;
+    uint64_t begun = now(snapshot);
+    enum kv_err err = session_fingerprint(session, 0, &print, diag);
+    if (err == KV_OK)
+        err = session_fingerprint(session, 1, &print_floor, diag);
+    if (err == KV_OK && ticket->options.ask)
+        err = ask_needles(session, &ticket->receipt, diag);
+    if (err != KV_OK)
+        return err;
+    uint64_t proven = now(snapshot);
+    ticket->receipt.stage_ns[RECEIPT_PROVE] = proven - begun;
+    ticket->before = *transfer_durable(session);
+    err = transfer_freeze(session, want_page, &ticket->before, &ticket->frozen, diag);
+    if (err != KV_OK)
+        return err;
+    ticket->frozen.image.fingerprint = print;
+    ticket->frozen.image.fingerprint_floor = print_floor;
+    ticket->frozen.image.created_ns = kv_clock_wall_ns(snapshot->clock);
+    session_info(session, &info);
+    describe(ticket, &info);
+    ticket->receipt.stage_ns[RECEIPT_FREEZE] = now(snapshot) - proven;
+    return KV_OK;
+}
+
+enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
+                           const struct snapshot_options *options,
+                           struct snapshot_ticket **ticket_out, struct kv_diag *diag) {
+    struct snapshot_ticket *ticket = NULL;
+    struct snap_line *line = NULL;
+    struct snapshot_plan plan;
+    struct session_info info;
+    uint64_t begun = now(snapshot);
+    enum kv_err err = KV_OK;
+    snap_spill_apply(snapshot);
+    session_info(session, &info);
+    KV_TRY(snapshot_plan_save(snapshot, session, &plan, diag));
+    KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
+    if (line->saving)
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "session %s is being saved already: wait for that save", info.name);
+    ticket = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *ticket);
+    if (ticket == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to save session %s", info.name);
+    ticket->owner = snapshot;
+    ticket->options = *options;
+    ticket->operation = options->asleep ? RECEIPT_SLEEP : RECEIPT_SAVE;
+    ticket->begun_ns = begun;
+    ticket->receipt.stage_ns[RECEIPT_PLAN] = now(snapshot) - begun;
+    KV_TRY(freeze(snapshot, session, ticket, diag));
+    snap_spill_requeue(snapshot, line, session);
+    KV_TRY(snap_spill_save(snapshot, line, ticket, diag));
+    *ticket_out = ticket;
+    ticket = NULL;
+done:
+    ticket_drop(snapshot, ticket);
+    return err;
+}
+
+int snapshot_done(const struct snapshot_ticket *ticket) {
+    return atomic_load(&ticket->done);
+}
+
+/* What was not made durable counts as nothing written. */
+static void fail_receipt(struct receipt *receipt, enum kv_err err, const struct kv_diag *diag) {
+    receipt->err = err;
+    copy_text(receipt->reason, sizeof receipt->reason, diag->text);
+    memset(receipt->raw_bytes, 0, sizeof receipt->raw_bytes);
+    memset(receipt->stored_bytes, 0, sizeof receipt->stored_bytes);
+    receipt->image_bytes = receipt->record_bytes = receipt->door_bytes = 0;
+    receipt->blocks = receipt->pages = 0;
+    receipt->snapshot = 0;
+}
+
+enum kv_err snapshot_finish(struct snapshot *snapshot, struct snapshot_ticket *ticket,
+                            struct receipt *receipt_out, struct kv_diag *diag) {
+    snap_spill_wait(snapshot, ticket);
+    engine_apply(snapshot->engine);
+    if (!ticket->applied)
+        snap_spill_apply(snapshot);
+    enum kv_err err = ticket->err;
+    ticket->receipt.operation = ticket->operation;
+    copy_text(ticket->receipt.name, sizeof ticket->receipt.name, ticket->frozen.image.name);
+    if (err != KV_OK) {
+        fail_receipt(&ticket->receipt, err, &ticket->diag);
+        kv_diag_set(diag, err, "%s", ticket->diag.text);
+    }
+    ticket->receipt.wall_ns = now(snapshot) - ticket->begun_ns;
+    receipt_finish(&ticket->receipt);
+    *receipt_out = ticket->receipt;
+    ticket_drop(snapshot, ticket);
+    return err;
+}
+
+static enum kv_err save(struct snapshot *snapshot, struct session *session,
+                        const struct snapshot_options *options, struct receipt *receipt_out,
+                        struct kv_diag *diag) {
+    struct snapshot_ticket *ticket = NULL;
+    struct session_info info;
+    struct kv_diag own = {""};
+    memset(receipt_out, 0, sizeof *receipt_out);
+    session_info(session, &info);
+    enum kv_err err = snapshot_begin(snapshot, session, options, &ticket, &own);
+    if (err == KV_OK)
+        return snapshot_finish(snapshot, ticket, receipt_out, diag);
+    receipt_out->operation = options->asleep ? RECEIPT_SLEEP : RECEIPT_SAVE;
+    copy_text(receipt_out->name, sizeof receipt_out->name, info.name);
+    fail_receipt(receipt_out, err, &own);
+    return kv_diag_set(diag, err, "%s", own.text);
+}
+
+enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
+                          const struct snapshot_options *options, struct receipt *receipt_out,
+                          struct kv_diag *diag) {
+    return save(snapshot, session, options, receipt_out, diag);
+}
+
+enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
+                           struct receipt *receipt_out, struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = 0, .ask = 1, .asleep = 1};
+    struct snap_line *line = NULL;
+    enum kv_err err = save(snapshot, session, &options, receipt_out, diag);
+    if (err != KV_OK)
+        return err;
+    if (snap_line_of(&snapshot->lines, session, &line, NULL) == KV_OK)
+        snap_line_forget(&snapshot->lines, line);
+    session_drop(session);
+    return KV_OK;
+}

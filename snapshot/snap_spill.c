@@ -1,0 +1,317 @@
+/* snapshot/snap_spill.c - the background thread, its queue, and how results come back.
+ *
+ * Responsible for: order, bounds, waking, opening and closing.
+ * Not responsible for: bytes and records (snap_commit.c).
+ *
+ * A block whose write fails, or that finds the queue full, stays volatile in its session. Its line
+ * then refuses the blocks behind it, because block records are written in index order, until they
+ * are all queued again: by the next save after a failure, or as soon as there is room.
+ */
+#include "snapshot/snap_spill.h"
+
+#include "snapshot/snap_commit.h"
+#include "snapshot/snap_gc.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum { QUEUE_MAX = 65536 };
+
+static void push(struct snap_list *list, struct snap_item *item) {
+    item->next = NULL;
+    if (list->last != NULL)
+        list->last->next = item;
+    else
+        list->first = item;
+    list->last = item;
+}
+
+static struct snap_item *pop(struct snap_list *list) {
+    struct snap_item *item = list->first;
+    if (item != NULL) {
+        list->first = item->next;
+        if (list->first == NULL)
+            list->last = NULL;
+    }
+    return item;
+}
+
+static void item_drop(struct snapshot *snapshot, struct snap_item *item) {
+    kv_alloc_release(snapshot->alloc, item->parts);
+    kv_alloc_release(snapshot->alloc, item);
+}
+
+/* --- scheduler side */
+
+/* 1 when the item is queued. Without `wait` a full queue takes nothing. */
+static int enqueue(struct snapshot *snapshot, struct snap_item *item, int wait) {
+    int taken = 0;
+    pthread_mutex_lock(&snapshot->lock);
+    while (wait && snapshot->queue_count >= snapshot->queue_max)
+        pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+    if (snapshot->queue_count < snapshot->queue_max) {
+        item->line->holds++;
+        push(&snapshot->queue, item);
+        snapshot->queue_count++;
+        pthread_cond_signal(&snapshot->work);
+        taken = 1;
+    }
+    pthread_mutex_unlock(&snapshot->lock);
+    return taken;
+}
+
+static struct snap_item *block_item(struct snapshot *snapshot, struct snap_line *line,
+                                    struct block *block) {
+    struct transfer_part parts[LAYOUT_STREAM_COUNT];
+    struct snap_item *item = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *item);
+    if (item == NULL)
+        return NULL;
+    item->line = line;
+    item->block = block;
+    item->index = (uint32_t)transfer_block_index(block);
+    item->part_count = transfer_block_parts(block, parts);
+    item->parts = kv_alloc_zeroed(snapshot->alloc, item->part_count, sizeof *item->parts);
+    if (item->parts == NULL) {
+        item_drop(snapshot, item);
+        return NULL;
+    }
+    memcpy(item->parts, parts, item->part_count * sizeof *item->parts);
+    return item;
+}
+
+static void queue_block(struct snapshot *snapshot, struct snap_line *line, struct block *block,
+                        int wait) {
+    struct snap_item *item = NULL;
+    if (!line->refusing)
+        item = block_item(snapshot, line, block);
+    if (item != NULL && enqueue(snapshot, item, wait))
+        return;
+    if (item != NULL) {
+        line->overflow = 1;
+        item_drop(snapshot, item);
+    }
+    line->refusing = 1;
+    transfer_block_failed(block);
+}
+
+void snapshot_block_sealed(void *context, struct session *session, struct block *block) {
+    struct snapshot *snapshot = context;
+    struct snap_line *line = NULL;
+    if (snap_line_of(&snapshot->lines, session, &line, NULL) != KV_OK)
+        transfer_block_failed(block);
+    else
+        queue_block(snapshot, line, block, 0);
+}
+
+struct requeue {
+    struct snapshot *snapshot;
+    struct snap_line *line;
+    int wait;
+};
+
+static void requeue_block(void *context, struct block *block) {
+    struct requeue *requeue = context;
+    queue_block(requeue->snapshot, requeue->line, block, requeue->wait);
+}
+
+static void requeue(struct snapshot *snapshot, struct snap_line *line, struct session *session,
+                    int wait) {
+    struct requeue context = {snapshot, line, wait};
+    line->refusing = line->overflow = 0;
+    transfer_blocks_volatile(session, requeue_block, &context);
+}
+
+void snap_spill_requeue(struct snapshot *snapshot, struct snap_line *line,
+                        struct session *session) {
+    requeue(snapshot, line, session, 1);
+}
+
+enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
+                            struct snapshot_ticket *ticket, struct kv_diag *diag) {
+    struct snap_item *item = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *item);
+    if (item == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to queue a save");
+    item->line = line;
+    item->ticket = ticket;
+    line->saving = 1;
+    (void)enqueue(snapshot, item, 1);
+    return KV_OK;
+}
+
+void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket) {
+    pthread_mutex_lock(&snapshot->lock);
+    while (!atomic_load(&ticket->done))
+        pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+    pthread_mutex_unlock(&snapshot->lock);
+}
+
+static void apply_block(struct snapshot *snapshot, struct snap_item *item) {
+    struct session *session = snap_line_session(&snapshot->lines, item->line);
+    if (item->err != KV_OK) {
+        item->line->refusing = 1;
+        transfer_block_failed(item->block);
+        return;
+    }
+    if (session != NULL) {
+        struct transfer_durable *durable = transfer_durable(session);
+        durable->block_count = item->index + 1;
+        durable->block_chain = item->chain;
+    }
+    transfer_block_durable(item->block);
+}
+
+static void apply_save(struct snapshot *snapshot, struct snap_item *item) {
+    struct snapshot_ticket *ticket = item->ticket;
+    struct session *session = snap_line_session(&snapshot->lines, item->line);
+    item->line->saving = 0;
+    ticket->applied = 1;
+    if (session != NULL && ticket->err == KV_OK) {
+        struct transfer_durable *durable = transfer_durable(session);
+        /* Blocks committed since belong to the session, not to the snapshot. */
+        ticket->after.block_count = durable->block_count;
+        ticket->after.block_chain = durable->block_chain;
+        *durable = ticket->after;
+    }
+}
+
+void snap_spill_apply(struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->lock);
+    struct snap_list done = snapshot->done;
+    snapshot->done = (struct snap_list){NULL, NULL};
+    snapshot->posted = 0;
+    pthread_mutex_unlock(&snapshot->lock);
+    struct snap_item *item;
+    while ((item = pop(&done)) != NULL) {
+        struct snap_line *line = item->line;
+        if (item->block != NULL)
+            apply_block(snapshot, item);
+        else
+            apply_save(snapshot, item);
+        struct session *session = line->overflow ? snap_line_session(&snapshot->lines, line) : NULL;
+        if (session != NULL)
+            requeue(snapshot, line, session, 0);
+        item_drop(snapshot, item);
+        snap_line_release(&snapshot->lines, line);
+    }
+}
+
+static void apply_posted(void *context) {
+    snap_spill_apply(context);
+}
+
+/* --- spill thread */
+
+/* Takes what goes into one batch: a save, or consecutive blocks. The lock is held. */
+static uint32_t take(struct snapshot *snapshot, struct snap_item *items[SNAP_BATCH_BLOCKS_MAX]) {
+    uint32_t count = 0;
+    while (count < SNAP_BATCH_BLOCKS_MAX && snapshot->queue.first != NULL) {
+        int save = snapshot->queue.first->ticket != NULL;
+        if (save && count > 0)
+            break;
+        items[count++] = pop(&snapshot->queue);
+        if (save)
+            break;
+    }
+    return count;
+}
+
+static void commit(struct snapshot *snapshot, struct snap_item **items, uint32_t count) {
+    if (items[0]->ticket != NULL)
+        snap_commit_save(snapshot, items[0]);
+    else
+        snap_commit_blocks(snapshot, items, count);
+}
+
+static void *spill_main(void *context) {
+    struct snapshot *snapshot = context;
+    struct snap_item *items[SNAP_BATCH_BLOCKS_MAX];
+    pthread_mutex_lock(&snapshot->lock);
+    for (;;) {
+        while (snapshot->queue.first == NULL && !snapshot->stop)
+            pthread_cond_wait(&snapshot->work, &snapshot->lock);
+        uint32_t count = take(snapshot, items);
+        if (count == 0)
+            break;
+        pthread_mutex_unlock(&snapshot->lock);
+        commit(snapshot, items, count);
+        pthread_mutex_lock(&snapshot->lock);
+        for (uint32_t i = 0; i < count; i++) {
+            struct snapshot_ticket *ticket = items[i]->ticket;
+            push(&snapshot->done, items[i]);
+            if (ticket != NULL)
+                atomic_store(&ticket->done, 1);
+        }
+        snapshot->queue_count -= count;
+        /* Without memory for the call the next function of the scheduler takes the list. */
+        if (!snapshot->posted)
+            snapshot->posted = engine_post(snapshot->engine, apply_posted, snapshot) == KV_OK;
+        pthread_cond_broadcast(&snapshot->rest);
+    }
+    pthread_mutex_unlock(&snapshot->lock);
+    return NULL;
+}
+
+/* --- open, drain, close */
+
+enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snapshot **snapshot_out,
+                          struct kv_diag *diag) {
+    if (settings->queue_max == 0 || settings->queue_max > QUEUE_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "queue_max is %u: use 1 to %d",
+                           settings->queue_max, QUEUE_MAX);
+    enum kv_err err = snap_gc_unsaved(settings->store, settings->alloc, diag);
+    if (err != KV_OK)
+        return err;
+    struct snapshot *snapshot = kv_alloc_zeroed(settings->alloc, 1, sizeof *snapshot);
+    if (snapshot == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the background writer");
+    snapshot->store = settings->store;
+    snapshot->engine = settings->engine;
+    snapshot->alloc = settings->alloc;
+    snapshot->clock = settings->clock;
+    snapshot->queue_max = settings->queue_max;
+    snapshot->lines = (struct snap_lines){settings->alloc, settings->store, settings->engine, NULL};
+    pthread_mutex_init(&snapshot->lock, NULL);
+    pthread_cond_init(&snapshot->work, NULL);
+    pthread_cond_init(&snapshot->rest, NULL);
+    int error = pthread_create(&snapshot->thread, NULL, spill_main, snapshot);
+    if (error != 0) {
+        kv_alloc_release(settings->alloc, snapshot);
+        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the background writer");
+    }
+    *snapshot_out = snapshot;
+    return KV_OK;
+}
+
+void snapshot_drain(struct snapshot *snapshot) {
+    for (;;) {
+        pthread_mutex_lock(&snapshot->lock);
+        while (snapshot->queue_count > 0)
+            pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+        pthread_mutex_unlock(&snapshot->lock);
+        snap_spill_apply(snapshot);
+        pthread_mutex_lock(&snapshot->lock);
+        int idle = snapshot->queue_count == 0;
+        pthread_mutex_unlock(&snapshot->lock);
+        if (idle)
+            return;
+    }
+}
+
+void snapshot_close(struct snapshot *snapshot) {
+    if (snapshot == NULL)
+        return;
+    snapshot_drain(snapshot);
+    pthread_mutex_lock(&snapshot->lock);
+    snapshot->stop = 1;
+    pthread_cond_signal(&snapshot->work);
+    pthread_mutex_unlock(&snapshot->lock);
+    pthread_join(snapshot->thread, NULL);
+    /* Calls that were posted must not find the handle gone. */
+    engine_apply(snapshot->engine);
+    snap_spill_apply(snapshot);
+    snap_line_forget_all(&snapshot->lines);
+    pthread_cond_destroy(&snapshot->work);
+    pthread_cond_destroy(&snapshot->rest);
+    pthread_mutex_destroy(&snapshot->lock);
+    kv_alloc_release(snapshot->alloc, snapshot);
+}

@@ -1,0 +1,80 @@
+/* snapshot/snap_spill.h - the background thread and its queue.
+ *
+ * Responsible for: taking sealed blocks and frozen sessions in order, committing them one batch at
+ * a time, and bringing the results back to the scheduler.
+ * Not responsible for: what a batch holds (snap_commit.h) or what a save is made of (snap_save.c).
+ *
+ * Threads: each function says which; the lock guards the queue and the list of what is done.
+ * Units: items; bytes.
+ */
+#ifndef SNAPSHOT_SNAP_SPILL_H
+#define SNAPSHOT_SNAP_SPILL_H
+
+#include "snapshot/snap_line.h"
+#include "snapshot/snapshot.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { SNAP_BATCH_BLOCKS_MAX = 16 };
+
+struct snapshot_ticket {
+    struct snapshot *owner;
+    struct transfer_frozen frozen;
+    struct transfer_durable before, after;
+    struct snapshot_options options;
+    enum receipt_operation operation;
+    struct receipt receipt; /* filled as work is done; begun at begun_ns */
+    uint64_t begun_ns;
+    enum kv_err err;
+    struct kv_diag diag;
+    atomic_int done; /* the commit has returned */
+    int applied;     /* the scheduler has taken the result */
+};
+
+/* A block or a save under way. The parts of a block are read by the spill thread while the block
+ * is held. */
+struct snap_item {
+    struct snap_item *next;
+    struct snap_line *line;
+    struct block *block; /* NULL for a save */
+    uint32_t index;
+    uint32_t part_count;
+    struct transfer_part *parts;
+    struct snapshot_ticket *ticket; /* NULL for a block */
+    enum kv_err err;
+    struct kv_digest chain; /* over the blocks up to this one, once committed */
+};
+
+struct snap_list {
+    struct snap_item *first, *last;
+};
+
+struct snapshot {
+    struct store *store;
+    struct engine *engine;
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+    uint32_t queue_max;
+    struct snap_lines lines;
+
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t work, rest; /* something to do; something was done */
+    struct snap_list queue, done;
+    uint32_t queue_count; /* queued and being committed */
+    int stop;
+    int posted; /* a call that takes the done list is on its way */
+};
+
+/* Scheduler: queues every volatile block that no writer holds, waiting for room. */
+void snap_spill_requeue(struct snapshot *snapshot, struct snap_line *line, struct session *session);
+/* Scheduler: queues a save, waiting for room. The ticket's result comes with `done`. NOMEM. */
+enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
+                            struct snapshot_ticket *ticket, struct kv_diag *diag);
+/* Scheduler: waits for the ticket's commit. */
+void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket);
+/* Scheduler: hands what is done to the engine and to the sessions. */
+void snap_spill_apply(struct snapshot *snapshot);
+
+#endif
