@@ -1,0 +1,241 @@
+/* engine/model/sampler.c - from logits to the next token.
+ *
+ * Responsible for: filters, the choice, random numbers, exp and log of its own.
+ * Not responsible for: who asks when (the scheduler).
+ */
+#include "engine/model/sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+#define TEMPERATURE_MAX 100.0f
+
+static double from_bits(uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* exp(x) for x ≤ 0: 2^k times a Taylor sum on |r| ≤ ln(2) / 2, relative error below 1e-15; 0 below
+ * -50, where a whole vocabulary adds less than a double can tell from 1. The C library's exp may
+ * differ between versions, and with it a sampled token. */
+static double exp_of(double x) {
+    static const double inverse[] = {1.0 / 14, 1.0 / 13, 1.0 / 12, 1.0 / 11, 1.0 / 10,
+                                     1.0 / 9,  1.0 / 8,  1.0 / 7,  1.0 / 6,  1.0 / 5,
+                                     1.0 / 4,  1.0 / 3,  1.0 / 2,  1.0};
+    if (x < -50.0)
+        return 0.0;
+    double k = floor(x * 1.4426950408889634 + 0.5);
+    /* ln 2 in two parts, so that k × ln 2 loses nothing. */
+    double r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10;
+    double sum = 1.0;
+    for (size_t i = 0; i < sizeof inverse / sizeof inverse[0]; i++)
+        sum = 1.0 + sum * r * inverse[i];
+    return sum * from_bits((uint64_t)(int64_t)(k + 1023.0) << 52);
+}
+
+/* log(x) for x ≥ 1: exponent and the series of artanh on the mantissa in [√½, √2). */
+static double log_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int exponent = (int)(bits >> 52) - 1023;
+    double mantissa = from_bits((bits & 0xfffffffffffffu) | (uint64_t)1023 << 52);
+    if (mantissa > 1.4142135623730951) {
+        mantissa *= 0.5;
+        exponent++;
+    }
+    double z = (mantissa - 1.0) / (mantissa + 1.0), square = z * z, sum = 0.0;
+    for (int i = 25; i >= 1; i -= 2)
+        sum = sum * square + 1.0 / i;
+    return exponent * 0.6931471805599453 + 2.0 * z * sum;
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    return x ^ x >> 32;
+}
+
+double sampler_random(uint64_t seed, uint64_t position) {
+    uint64_t bits = mix(mix(seed + 0x9e3779b97f4a7c15u) + position * 0x9e3779b97f4a7c15u);
+    return (double)(bits >> 11) * 0x1p-53;
+}
+
+enum kv_err sampler_check(const struct sampler_settings *settings, struct kv_diag *diag) {
+    if (!(settings->temperature >= 0.0f && settings->temperature <= TEMPERATURE_MAX))
+        return kv_diag_set(diag, KV_ERR_INVALID, "temperature is %g; 0 (greedy) to %g is possible",
+                           (double)settings->temperature, (double)TEMPERATURE_MAX);
+    if (!(settings->top_p > 0.0f && settings->top_p <= 1.0f))
+        return kv_diag_set(diag, KV_ERR_INVALID, "top-p is %g; above 0 and at most 1 is possible",
+                           (double)settings->top_p);
+    if (settings->top_k == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "top-k is 0; 1 or more is possible");
+    return KV_OK;
+}
+
+static enum kv_err check_row(const struct sampler_row *row, struct kv_diag *diag) {
+    if (row->count == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "there are no logits to choose from");
+    for (uint32_t i = 0; i < row->count; i++) {
+        if (!isfinite(row->logits[i]))
+            return kv_diag_set(diag, KV_ERR_DEVICE,
+                               "the logit of token %u at position %llu is not finite", i,
+                               (unsigned long long)row->position);
+    }
+    return KV_OK;
+}
+
+/* The order of choice: larger logit first, then lower id. */
+static int before(struct sampler_candidate a, struct sampler_candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+static void sift_down(struct sampler_candidate *heap, uint32_t count, uint32_t at) {
+    struct sampler_candidate moved = heap[at];
+    for (;;) {
+        uint64_t child = 2 * (uint64_t)at + 1;
+        if (child >= count)
+            break;
+        if (child + 1 < count && before(heap[child + 1], heap[child]))
+            child++;
+        if (!before(heap[child], moved))
+            break;
+        heap[at] = heap[child];
+        at = (uint32_t)child;
+    }
+    heap[at] = moved;
+}
+
+/* Candidates in falling order, sorted only as far as somebody looks: the heap is in front, what
+ * was taken off it stands behind it, the best one last. */
+struct falling {
+    struct sampler_candidate *items;
+    uint32_t count;
+    uint32_t taken;
+    double best;
+    double scale;
+};
+
+static struct falling make_falling(const struct sampler_row *row, uint32_t best, double scale,
+                                   struct sampler_candidate *items) {
+    for (uint32_t i = 0; i < row->count; i++)
+        items[i] = (struct sampler_candidate){.logit = row->logits[i], .id = i};
+    for (uint32_t i = row->count / 2; i-- > 0;)
+        sift_down(items, row->count, i);
+    return (struct falling){
+        .items = items, .count = row->count, .best = (double)row->logits[best], .scale = scale};
+}
+
+static struct sampler_candidate falling_at(struct falling *falling, uint32_t index) {
+    while (falling->taken <= index) {
+        uint32_t last = falling->count - ++falling->taken;
+        struct sampler_candidate best = falling->items[0];
+        falling->items[0] = falling->items[last];
+        falling->items[last] = best;
+        if (last > 1)
+            sift_down(falling->items, last, 0);
+    }
+    return falling->items[falling->count - 1 - index];
+}
+
+/* Probability of the index-th best, in units of that of the best. */
+static double weight_at(struct falling *falling, uint32_t index) {
+    return exp_of(((double)falling_at(falling, index).logit - falling->best) * falling->scale);
+}
+
+static uint32_t best_of(const struct sampler_row *row) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < row->count; i++) {
+        if (row->logits[i] > row->logits[best])
+            best = i;
+    }
+    return best;
+}
+
+enum kv_err sampler_greedy(const struct sampler_row *row, uint32_t *id_out, struct kv_diag *diag) {
+    enum kv_err err = check_row(row, diag);
+    if (err == KV_OK)
+        *id_out = best_of(row);
+    return err;
+}
+
+enum kv_err sampler_pick(const struct sampler_settings *settings, const struct sampler_row *row,
+                         struct sampler_candidate *scratch, uint32_t *id_out,
+                         struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    KV_TRY(sampler_check(settings, diag));
+    KV_TRY(check_row(row, diag));
+    if (settings->temperature == 0.0f) {
+        *id_out = best_of(row);
+        goto done;
+    }
+    struct falling falling =
+        make_falling(row, best_of(row), 1.0 / (double)settings->temperature, scratch);
+    uint32_t kept = settings->top_k < row->count ? settings->top_k : row->count;
+    double total = 0.0, sum = 0.0;
+    /* The order of a sum is part of its bits: by id when all are kept, else by falling logit. */
+    for (uint32_t i = 0; i < kept; i++)
+        total += kept == row->count
+                     ? exp_of(((double)row->logits[i] - falling.best) * falling.scale)
+                     : weight_at(&falling, i);
+    if (settings->top_p < 1.0f) {
+        /* The fewest whose sum reaches the share of top-p. */
+        double share = 0.0;
+        uint32_t nucleus = 0;
+        while (nucleus < kept && (nucleus == 0 || share < (double)settings->top_p * total))
+            share += weight_at(&falling, nucleus++);
+        kept = nucleus;
+        total = share;
+    }
+    double wanted = sampler_random(settings->seed, row->position) * total;
+    uint32_t chosen = 0;
+    while ((sum += weight_at(&falling, chosen)) <= wanted && chosen + 1 < kept)
+        chosen++;
+    *id_out = falling_at(&falling, chosen).id;
+done:
+    return err;
+}
+
+enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
+                        struct sampler_candidate *top_out, struct kv_diag *diag) {
+    enum kv_err err = check_row(row, diag);
+    if (err != KV_OK)
+        return err;
+    if (k == 0 || k > row->count)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the best %u of %u logits do not exist", k,
+                           row->count);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < row->count; i++) {
+        struct sampler_candidate candidate = {.logit = row->logits[i], .id = i};
+        if (count == k && !before(candidate, top_out[k - 1]))
+            continue;
+        uint32_t at = count < k ? count++ : k - 1;
+        for (; at > 0 && before(candidate, top_out[at - 1]); at--)
+            top_out[at] = top_out[at - 1];
+        top_out[at] = candidate;
+    }
+    return KV_OK;
+}
+
+enum kv_err sampler_margin(const struct sampler_row *row, float *margin_out, struct kv_diag *diag) {
+    struct sampler_candidate top[2];
+    enum kv_err err = sampler_top(row, 2, top, diag);
+    if (err == KV_OK)
+        *margin_out = top[0].logit - top[1].logit;
+    return err;
+}
+
+enum kv_err sampler_log_prob(const struct sampler_row *row, uint32_t id, double *log_prob_out,
+                             struct kv_diag *diag) {
+    enum kv_err err = check_row(row, diag);
+    if (err != KV_OK)
+        return err;
+    if (id >= row->count)
+        return kv_diag_set(diag, KV_ERR_INVALID, "token %u is beyond the %u logits", id,
+                           row->count);
+    double best = (double)row->logits[best_of(row)], sum = 0.0;
+    for (uint32_t i = 0; i < row->count; i++)
+        sum += exp_of((double)row->logits[i] - best);
+    *log_prob_out = (double)row->logits[id] - best - log_of(sum);
+    return KV_OK;
+}
