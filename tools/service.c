@@ -75,8 +75,8 @@ static enum kv_err read_all(int file, uint8_t *bytes, uint64_t size, const char 
     return KV_OK;
 }
 
-static enum kv_err model_read(const char *path, const struct kv_alloc *alloc, uint8_t **bytes_out,
-                              uint64_t *size_out, struct kv_diag *diag) {
+enum kv_err service_read_model(const char *path, const struct kv_alloc *alloc, uint8_t **bytes_out,
+                               uint64_t *size_out, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     uint8_t *bytes = NULL;
     struct stat info;
@@ -220,7 +220,8 @@ static enum kv_err open_engine(struct service *service, const struct service_set
         engine.hooks.block_sealed = on_block_sealed;
         engine.hooks.slots_low = on_slots_low;
     }
-    enum kv_err err = model_read(settings->model_path, settings->alloc, &model, &model_bytes, diag);
+    enum kv_err err =
+        service_read_model(settings->model_path, settings->alloc, &model, &model_bytes, diag);
     if (err != KV_OK)
         return err;
     err = engine_open(&engine, model, (size_t)model_bytes, &service->engine, diag);

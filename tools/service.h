@@ -58,6 +58,11 @@ enum kv_err service_open(const struct service_settings *settings, struct service
 /* Waits for everything queued; what was not saved is not saved. NULL is allowed. */
 void service_close(struct service *service);
 
+/* The model file as service_open reads it: NOT_FOUND, INVALID (not a file), CORRUPT (empty), IO,
+ * NOMEM. The caller releases the bytes. */
+enum kv_err service_read_model(const char *path, const struct kv_alloc *alloc, uint8_t **bytes_out,
+                               uint64_t *size_out, struct kv_diag *diag);
+
 struct engine *service_engine(struct service *service);
 struct store *service_store(struct service *service);
 struct snapshot *service_snapshot(struct service *service); /* NULL when read-only */

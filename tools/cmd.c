@@ -1,0 +1,157 @@
+/* tools/cmd.c - what the commands share.
+ *
+ * Responsible for: exit codes, opening as configured, signals.
+ * Not responsible for: the table of commands and their help (cmd_help.c).
+ */
+#include "tools/cmd.h"
+
+#include "store/io.h"
+#include "tools/progress.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int cmd_exit_code(enum kv_err err) {
+    switch (err) {
+    case KV_OK:
+        return CMD_EXIT_OK;
+    case KV_ERR_INVALID:
+        return CMD_EXIT_USAGE;
+    case KV_ERR_NOT_FOUND:
+        return CMD_EXIT_NOT_FOUND;
+    case KV_ERR_EXISTS:
+    case KV_ERR_BUSY:
+    case KV_ERR_LIMIT:
+    case KV_ERR_NO_SLOTS:
+    case KV_ERR_MISMATCH:
+    case KV_ERR_VERSION:
+    case KV_ERR_CANCELLED:
+        return CMD_EXIT_REFUSED;
+    case KV_ERR_CORRUPT:
+        return CMD_EXIT_CORRUPT;
+    case KV_ERR_IO:
+    case KV_ERR_NO_SPACE:
+        return CMD_EXIT_IO;
+    case KV_ERR_NOMEM:
+    case KV_ERR_DEVICE:
+        return CMD_EXIT_DEVICE;
+    case KV_ERR_PROOF:
+        return CMD_EXIT_PROOF;
+    case KV_ERR_COUNT:
+        break;
+    }
+    return CMD_EXIT_DEVICE;
+}
+
+const char *cmd_word(const struct cmd *cmd, uint32_t index) {
+    return index + 1 < cmd->config->word_count ? cmd->config->words[index + 1] : NULL;
+}
+
+/* The home folder is made when it is missing; any other parent is the user's business. */
+static enum kv_err make_home(const struct config *config, struct kv_diag *diag) {
+    if (mkdir(config->home, 0700) == 0 || errno == EEXIST)
+        return KV_OK;
+    if (strncmp(config->store, config->home, strlen(config->home)) != 0)
+        return KV_OK;
+    return kv_diag_errno(diag, KV_ERR_IO, errno, "folder %s cannot be made; set COLDPLANE_HOME",
+                         config->home);
+}
+
+static const struct io_door *door_of(const struct config *config) {
+    return config->posix_io ? io_posix_door() : io_best_door();
+}
+
+enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
+                           struct kv_diag *diag) {
+    struct store_options options = store_options_usual(cmd->config->store, "coldplane");
+    options.read_only = read_only;
+    options.bytes_max = cmd->config->store_max_bytes;
+    options.door = door_of(cmd->config);
+    options.alloc = cmd->alloc;
+    options.clock = cmd->clock;
+    if (!read_only) {
+        enum kv_err err = make_home(cmd->config, diag);
+        if (err != KV_OK)
+            return err;
+    }
+    return store_open(&options, store_out, diag);
+}
+
+enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
+                             struct kv_diag *diag) {
+    const struct config *config = cmd->config;
+    struct service_settings settings;
+    service_settings_usual(&settings);
+    settings.model_path = config->model;
+    settings.store_dir = config->store;
+    settings.read_only = read_only;
+    settings.door = door_of(config);
+    settings.store_bytes_max = config->store_max_bytes;
+    settings.simd = config->simd;
+    settings.threads = config->threads;
+    settings.sessions_max = config->sessions_max;
+    settings.slot_budget_bytes = config->slots_bytes;
+    settings.reserve_slots = config->reserve_slots;
+    settings.policy = config->policy;
+    settings.sampler = config->sampler;
+    settings.alloc = cmd->alloc;
+    settings.clock = cmd->clock;
+    if (!read_only) {
+        enum kv_err err = make_home(config, diag);
+        if (err != KV_OK)
+            return err;
+    }
+    return service_open(&settings, service_out, diag);
+}
+
+struct reading {
+    struct cmd *cmd;
+    struct progress progress;
+};
+
+static int on_reading(void *context, uint64_t done, uint64_t all) {
+    struct reading *reading = context;
+    progress_update(&reading->progress, done, all);
+    return !cmd_interrupted(reading->cmd);
+}
+
+enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int create,
+                             struct session **session_out, struct service_opened *opened_out,
+                             struct kv_diag *diag) {
+    struct reading reading = {.cmd = cmd};
+    progress_begin(&reading.progress, stderr, cmd->clock, "waking", "bytes");
+    const struct service_lookup lookup = {
+        .create = create, .progress = on_reading, .progress_context = &reading};
+    enum kv_err err =
+        service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);
+    progress_end(&reading.progress);
+    return err;
+}
+
+/* Signals become something to read between steps, so that no handler and no global is needed.
+ * Threads made later inherit the mask. */
+void cmd_take_signals(struct cmd *cmd) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) == 0)
+        cmd->signals = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+}
+
+int cmd_interrupted(void *context) {
+    struct cmd *cmd = context;
+    struct signalfd_siginfo info;
+    while (cmd->signals >= 0 && read(cmd->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGINT)
+            cmd->interrupts++;
+        else
+            cmd->leave = 1;
+    }
+    return cmd->interrupts > 0 || cmd->leave;
+}

@@ -1,0 +1,90 @@
+/* tools/cmd.h - what the commands share, and the table of them.
+ *
+ * Responsible for: struct cmd, opening a store or service as configured, the exit code of an error
+ * (the only mapping), signals as something to look at between steps.
+ * Not responsible for: the commands themselves (cmd_*.c), parsing (config.h).
+ *
+ * A command returns an error and leaves printing it to main. With --json it fills `result` and main
+ * prints it, with {"error": {code, text}} added when the command failed; without, it prints its own
+ * text to standard output.
+ *
+ * Threads: the main thread.
+ * Units: none.
+ */
+#ifndef TOOLS_CMD_H
+#define TOOLS_CMD_H
+
+#include "tools/config.h"
+#include "tools/service.h"
+
+struct cJSON;
+
+struct cmd {
+    const struct config *config;
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+    const char *session_name;
+    struct cJSON *result; /* with --json: an object to fill in; else NULL */
+    int signals;          /* after cmd_take_signals: a signalfd for INT, TERM and HUP; else -1 */
+    int interrupts;       /* INTs seen by cmd_interrupted since it was last set to 0 */
+    int leave;            /* TERM or HUP came: end as soon as nothing can be lost */
+};
+
+/* Exit codes, DESIGN section 11. */
+enum {
+    CMD_EXIT_OK = 0,
+    CMD_EXIT_USAGE = 1,
+    CMD_EXIT_NOT_FOUND = 2,
+    CMD_EXIT_REFUSED = 3,
+    CMD_EXIT_CORRUPT = 4,
+    CMD_EXIT_IO = 5,
+    CMD_EXIT_DEVICE = 6,
+    CMD_EXIT_PROOF = 7
+};
+int cmd_exit_code(enum kv_err err);
+
+struct cmd_entry {
+    const char *name, *arguments, *summary, *help, *examples;
+    uint32_t words_least, words_most; /* arguments behind the command */
+    unsigned groups;                  /* enum config_group */
+    enum kv_err (*run)(struct cmd *cmd, struct kv_diag *diag);
+};
+/* NULL past the last. */
+const struct cmd_entry *cmd_at(uint32_t index);
+void cmd_print_help(const struct cmd_entry *entry);
+void cmd_print_overview(void);
+
+/* Argument `index` behind the command, NULL when there are fewer. */
+const char *cmd_word(const struct cmd *cmd, uint32_t index);
+
+/* For reading beside a writer: NOT_FOUND when there is no store. The caller closes it. */
+enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
+                           struct kv_diag *diag);
+enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
+                             struct kv_diag *diag);
+/* service_session of cmd->session_name with a progress line; `opened_out` is always written. */
+enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int create,
+                             struct session **session_out, struct service_opened *opened_out,
+                             struct kv_diag *diag);
+
+/* From here on INT, TERM and HUP wait to be seen by cmd_interrupted. Before any thread is made. */
+void cmd_take_signals(struct cmd *cmd);
+/* Takes signals that wait; 1 when generation should stop. Context is a struct cmd. */
+int cmd_interrupted(void *context);
+
+enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_needle(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_tokenize(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_bench(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_help(struct cmd *cmd, struct kv_diag *diag);
+
+#endif

@@ -1,0 +1,330 @@
+/* tools/cmd_chat.c - run and chat: talking to a session.
+ *
+ * Responsible for: one turn from a flag, the conversation loop, what is shown while tokens arrive.
+ * Not responsible for: reading lines on a terminal (line_edit.c) or rendering turns (turn.c).
+ *
+ * A turn that fails in the middle leaves a session that is not what was saved, so it is dropped and
+ * woken again from its last saved turn: what the user sees and what is stored stay the same.
+ */
+#include "tools/cmd.h"
+#include "tools/line_edit.h"
+#include "tools/progress.h"
+#include "tools/receipt_print.h"
+#include "tools/text.h"
+#include "tools/turn.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+struct talk {
+    struct cmd *cmd;
+    struct service *service;
+    struct session *session;
+    struct progress progress;
+    int show; /* print the answer while it is made */
+    int first_text;
+    uint64_t turns;
+};
+
+static int on_text(void *context, const char *text, size_t bytes) {
+    struct talk *talk = context;
+    progress_end(&talk->progress);
+    if (talk->show) {
+        text_print_clean(stdout, text, bytes);
+        fflush(stdout);
+    }
+    return 1;
+}
+
+static int on_cancelled(void *context) {
+    struct talk *talk = context;
+    return cmd_interrupted(talk->cmd);
+}
+
+static void on_prefilled(void *context, uint64_t done, uint64_t all) {
+    struct talk *talk = context;
+    progress_update(&talk->progress, done, all);
+}
+
+/* The system message goes in front of the first turn only. */
+static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
+                       struct turn_result *result, struct kv_diag *diag) {
+    const struct config *config = talk->cmd->config;
+    struct session_info info;
+    struct template_message messages[2];
+    size_t count = 0;
+    session_info(talk->session, &info);
+    if (info.n == 0 && config->system != NULL)
+        messages[count++] =
+            (struct template_message){TEMPLATE_SYSTEM, config->system, strlen(config->system)};
+    messages[count++] = (struct template_message){TEMPLATE_USER, text, bytes};
+    const struct turn_options options = {.messages = messages,
+                                         .message_count = count,
+                                         .tokens_max = config->tokens_max,
+                                         .save = 1,
+                                         .stream = on_text,
+                                         .cancelled = on_cancelled,
+                                         .prefilled = on_prefilled,
+                                         .context = talk};
+    progress_begin(&talk->progress, stderr, talk->cmd->clock, "reading", "tokens");
+    enum kv_err err = turn_run(talk->service, talk->session, &options, result, diag);
+    progress_end(&talk->progress);
+    talk->turns += err == KV_OK;
+    return err;
+}
+
+static const char *done_name(const struct turn_result *result) {
+    if (result->cancelled)
+        return "cancelled";
+    switch (result->done) {
+    case ENGINE_DONE_STOP:
+        return "stop";
+    case ENGINE_DONE_LENGTH:
+        return "length";
+    case ENGINE_DONE_CONTEXT:
+        return "context";
+    case ENGINE_DONE_CANCELLED:
+        return "cancelled";
+    case ENGINE_DONE_FED:
+        break;
+    }
+    return "fed";
+}
+
+/* --- run */
+
+static void run_json(cJSON *to, const struct turn_result *result,
+                     const struct service_opened *opened) {
+    static const char *const found[] = {"resident", "woken", "new"};
+    cJSON_AddStringToObject(to, "session", found[opened->found]);
+    cJSON_AddStringToObject(to, "text", result->text != NULL ? result->text : "");
+    cJSON_AddNumberToObject(to, "tokens_fed", (double)result->tokens_fed);
+    cJSON_AddNumberToObject(to, "tokens_generated", (double)result->tokens_generated);
+    cJSON_AddStringToObject(to, "done", done_name(result));
+    cJSON_AddNumberToObject(to, "prefill_ns", (double)result->prefill_ns);
+    cJSON_AddNumberToObject(to, "decode_ns", (double)result->decode_ns);
+    cJSON_AddBoolToObject(to, "saved", result->saved);
+    if (opened->receipt.operation != 0)
+        cJSON_AddItemToObject(to, "woken", receipt_print_json(&opened->receipt));
+    if (result->receipt.operation != 0)
+        cJSON_AddItemToObject(to, "receipt", receipt_print_json(&result->receipt));
+}
+
+/* Flags of a session's birth mean nothing later; saying so beats ignoring them silently. */
+static void warn_birth_flags(const struct config *config, enum service_found found) {
+    static const char *const birth[] = {"recipe", "ages", "temperature", "top-p",
+                                        "top-k",  "seed", "system"};
+    for (size_t i = 0; found != SERVICE_NEW && i < sizeof birth / sizeof birth[0]; i++)
+        if (config_given(config, birth[i]))
+            fprintf(stderr,
+                    "coldplane: --%s: the session keeps what it was made with; begin a new one to "
+                    "change it\n",
+                    birth[i]);
+}
+
+static enum kv_err take_prompt(struct cmd *cmd, char **owned_out, const char **text_out,
+                               size_t *bytes_out, struct kv_diag *diag) {
+    const char *prompt = cmd->config->prompt;
+    enum kv_err err = KV_OK;
+    if (prompt == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "run: nothing to say; add --prompt TEXT, or --prompt - for standard "
+                           "input");
+    *bytes_out = strlen(prompt);
+    *text_out = prompt;
+    if (strcmp(prompt, "-") == 0) {
+        err = text_read_all(stdin, cmd->alloc, owned_out, bytes_out, diag);
+        *text_out = *owned_out;
+    }
+    if (err == KV_OK && *bytes_out == 0)
+        err = kv_diag_set(diag, KV_ERR_INVALID, "run: the prompt is empty; say something");
+    return err;
+}
+
+enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct talk talk = {.cmd = cmd, .show = cmd->result == NULL};
+    struct service_opened opened;
+    struct turn_result result;
+    const char *text = NULL;
+    char *owned = NULL;
+    size_t bytes = 0;
+    memset(&opened, 0, sizeof opened);
+    memset(&result, 0, sizeof result);
+    KV_TRY(session_check_name(cmd->session_name, diag));
+    KV_TRY(take_prompt(cmd, &owned, &text, &bytes, diag));
+    cmd_take_signals(cmd);
+    KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
+    KV_TRY(cmd_open_session(cmd, talk.service, 1, &talk.session, &opened, diag));
+    warn_birth_flags(cmd->config, opened.found);
+    err = say(&talk, text, bytes, &result, diag);
+    if (talk.show && result.text_bytes > 0)
+        printf("\n");
+    if (err == KV_OK && result.cancelled)
+        err =
+            kv_diag_set(diag, KV_ERR_CANCELLED, "run: stopped; what was answered so far is saved");
+done:
+    if (cmd->result != NULL)
+        run_json(cmd->result, &result, &opened);
+    if (talk.service != NULL) {
+        turn_result_release(talk.service, &result);
+        if (service_note(talk.service)[0] != 0)
+            fprintf(stderr, "coldplane: %s\n", service_note(talk.service));
+    }
+    service_close(talk.service);
+    kv_alloc_release(cmd->alloc, owned);
+    return err;
+}
+
+/* --- chat */
+
+static const char chat_help[] = "/save   keep a snapshot that later turns do not replace\n"
+                                "/sleep  ask the needles, write everything, and leave\n"
+                                "/quit   leave; every turn is saved already\n"
+                                "/help   this list\n"
+                                "Ctrl-C stops an answer; at the prompt, twice leaves.\n";
+
+static void greet(const struct talk *talk, const struct service_opened *opened) {
+    struct session_info info;
+    session_info(talk->session, &info);
+    if (opened->found == SERVICE_WOKEN)
+        receipt_print_line(&opened->receipt, stderr);
+    fprintf(stderr, "session %s, %s%" PRIu64 " tokens; /help lists what else there is\n", info.name,
+            opened->found == SERVICE_NEW ? "new, " : "", info.n);
+}
+
+static enum kv_err open_talk(struct talk *talk, struct service_opened *opened,
+                             struct kv_diag *diag) {
+    return cmd_open_session(talk->cmd, talk->service, 1, &talk->session, opened, diag);
+}
+
+/* After a turn that failed: back to what is stored. */
+static enum kv_err recover(struct talk *talk, const struct turn_result *result,
+                           struct kv_diag *diag) {
+    struct service_opened opened;
+    /* The answer is complete and only its save failed: the session is whole and stays. */
+    if (result->receipt.operation != 0 || result->tokens_fed == 0)
+        return KV_OK;
+    session_drop(talk->session);
+    talk->session = NULL;
+    return open_talk(talk, &opened, diag);
+}
+
+static void tell_error(const struct kv_diag *diag) {
+    fprintf(stderr, "coldplane: ");
+    text_print_clean(stderr, diag->text, strlen(diag->text));
+    fprintf(stderr, "\n");
+}
+
+static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
+                             struct kv_diag *diag) {
+    struct turn_result result;
+    struct kv_diag why = {""};
+    talk->cmd->interrupts = 0;
+    enum kv_err err = say(talk, line, bytes, &result, &why);
+    printf("\n");
+    fflush(stdout);
+    if (err == KV_OK && result.cancelled)
+        fprintf(stderr, "(stopped; saved so far)\n");
+    else if (err == KV_OK && result.done == ENGINE_DONE_LENGTH)
+        fprintf(stderr, "(cut at --max-tokens %" PRIu32 ")\n", talk->cmd->config->tokens_max);
+    else if (err == KV_OK && result.done == ENGINE_DONE_CONTEXT)
+        fprintf(stderr, "(the model's context is full; begin a new session)\n");
+    if (err != KV_OK) {
+        tell_error(&why);
+        enum kv_err lost = recover(talk, &result, diag);
+        /* Not on a terminal nobody can react, so the first failure ends the run. */
+        if (lost == KV_OK && !isatty(STDIN_FILENO)) {
+            *diag = why;
+            lost = err;
+        }
+        err = lost;
+    }
+    turn_result_release(talk->service, &result);
+    talk->cmd->interrupts = 0;
+    return err;
+}
+
+/* 1 when the line was a command; *over_out 1 when it ends the chat. */
+static int slash(struct talk *talk, const char *line, int *over_out, struct kv_diag *diag) {
+    struct receipt receipt;
+    enum kv_err err = KV_OK;
+    if (strcmp(line, "/quit") == 0) {
+        *over_out = 1;
+    } else if (strcmp(line, "/help") == 0) {
+        fputs(chat_help, stderr);
+    } else if (strcmp(line, "/save") == 0) {
+        err = service_save(talk->service, talk->session, 1, &receipt, diag);
+        if (err == KV_OK)
+            receipt_print_line(&receipt, stderr);
+    } else if (strcmp(line, "/sleep") == 0) {
+        err = service_sleep(talk->service, talk->session, &receipt, diag);
+        if (err == KV_OK)
+            receipt_print_line(&receipt, stderr);
+        *over_out = err == KV_OK;
+    } else {
+        return 0;
+    }
+    if (err != KV_OK)
+        tell_error(diag);
+    return 1;
+}
+
+static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    int over = 0, interrupts_in_row = 0;
+    while (err == KV_OK && !over && !talk->cmd->leave) {
+        const char *line = NULL;
+        size_t bytes = 0;
+        enum line_edit_got got = line_edit_read(edit, &line, &bytes);
+        if (got == LINE_EDIT_INTERRUPTED) {
+            talk->cmd->interrupts = 0;
+            over = ++interrupts_in_row >= 2;
+            if (!over)
+                fprintf(stderr, "\n(ctrl-C again, or /quit, leaves)\n");
+            continue;
+        }
+        interrupts_in_row = 0;
+        if (got == LINE_EDIT_END)
+            break;
+        if (got == LINE_EDIT_TOO_LONG) {
+            err = kv_diag_set(diag, KV_ERR_LIMIT, "a message is longer than %d bytes",
+                              LINE_EDIT_BYTES_MAX);
+            break;
+        }
+        if (bytes == 0 || slash(talk, line, &over, diag))
+            continue;
+        err = chat_turn(talk, line, bytes, diag);
+    }
+    return err;
+}
+
+enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct talk talk = {.cmd = cmd, .show = 1};
+    struct service_opened opened;
+    struct line_edit *edit = NULL;
+    memset(&opened, 0, sizeof opened);
+    cmd->session_name = cmd->config->session != NULL ? cmd->config->session : "chat";
+    KV_TRY(session_check_name(cmd->session_name, diag));
+    if (cmd->result != NULL)
+        KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
+                           "chat: --json is for one turn; use `coldplane run %.60s --prompt TEXT "
+                           "--json`",
+                           cmd->session_name));
+    cmd_take_signals(cmd);
+    KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
+    KV_TRY(open_talk(&talk, &opened, diag));
+    greet(&talk, &opened);
+    warn_birth_flags(cmd->config, opened.found);
+    KV_TRY(line_edit_open(cmd, &edit, diag));
+    err = chat_loop(&talk, edit, diag);
+done:
+    line_edit_close(edit);
+    if (talk.service != NULL && service_note(talk.service)[0] != 0)
+        fprintf(stderr, "coldplane: %s\n", service_note(talk.service));
+    service_close(talk.service);
+    return err;
+}

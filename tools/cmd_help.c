@@ -1,0 +1,159 @@
+/* tools/cmd_help.c - the table of commands and what is said about them.
+ *
+ * Responsible for: names, arguments, help and examples of every command; help and version.
+ * Not responsible for: the flags' own lines (config.c).
+ */
+#include "tools/cmd.h"
+
+#include "engine/receipt.h"
+#include "engine/record.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <string.h>
+
+#define VERSION "0.1.0"
+
+static const struct cmd_entry entries[] = {
+    {"chat", "", "talk to a session; every turn is saved",
+     "Wakes the session, proves it, and goes on where it was; a name that is nowhere becomes a "
+     "new\n"
+     "session. Answers appear as they are made. Ctrl-C stops an answer, a second one leaves.\n"
+     "On a terminal: /save keeps a snapshot, /sleep ends after asking the needles, /help, /quit.\n"
+     "Otherwise each line of standard input is one message.",
+     "  coldplane chat --session travel\n"
+     "  coldplane chat --session travel --system 'You answer in one sentence.'\n"
+     "  echo 'What is a slot?' | coldplane chat --session notes\n",
+     0, 0, CONFIG_SESSION | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_TURN | CONFIG_WRITE, cmd_chat},
+    {"run", "NAME --prompt TEXT", "one turn: say TEXT, print the answer, save",
+     "Wakes or makes session NAME, says TEXT, prints the answer and saves the turn.\n"
+     "With --json: the text, token counts, and the receipts of the wake and of the save.\n"
+     "What a session is made with (recipe, ages, temperature, seed …) stays with it for ever;\n"
+     "those flags matter only when NAME is new.",
+     "  coldplane run travel --prompt 'What should I pack for Oslo in May?'\n"
+     "  coldplane run notes --prompt - <letter.txt --json\n",
+     1, 1, CONFIG_PROMPT | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_TURN | CONFIG_WRITE, cmd_run},
+    {"ls", "", "list the sessions of the store", "Reads beside a running writer; needs no model.",
+     "  coldplane ls\n  coldplane ls --json\n", 0, 0, 0, cmd_ls},
+    {"show", "NAME", "what is stored of a session",
+     "Model, recipe, tokens, turns, blocks, needles and fingerprint of the newest snapshot.\n"
+     "Reads beside a running writer; needs no model.",
+     "  coldplane show travel\n", 1, 1, 0, cmd_show},
+    {"snapshot", "NAME", "a durable snapshot that later turns do not replace",
+     "Wakes the session, asks its needles with and without their hole, writes the snapshot and\n"
+     "prints the receipt.",
+     "  coldplane snapshot travel\n", 1, 1, CONFIG_ENGINE | CONFIG_WRITE, cmd_snapshot},
+    {"restore", "NAME", "wake a session, prove it, print the receipt",
+     "Reads everything, checks every digest, compares the fingerprint, asks the needles. Writes\n"
+     "nothing. Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
+     "  coldplane restore travel\n  coldplane restore travel --json\n", 1, 1, CONFIG_ENGINE,
+     cmd_restore},
+    {"needle", "plant|check|ls NAME", "facts that a session must still know",
+     "plant: states the fact in a user turn, asks it plain and with a hole where it stands, and\n"
+     "       keeps it only if it was answered and could have failed; then saves.\n"
+     "check: asks the needles again (or the one of --key); exit 7 when a kept one fails.\n"
+     "ls:    the recorded needles; needs no model.",
+     "  coldplane needle plant travel --key 'green lamp' --value 4817\n"
+     "  coldplane needle check travel\n"
+     "  coldplane needle ls travel\n",
+     2, 2, CONFIG_NEEDLE | CONFIG_ENGINE | CONFIG_WRITE, cmd_needle},
+    {"verify", "[NAME]", "read and digest what is stored",
+     "Every extent of the newest snapshot of NAME, or of all sessions. Reads beside a running\n"
+     "writer; needs no model. Exit 4 when anything is not what was written.",
+     "  coldplane verify\n  coldplane verify travel --json\n", 0, 1, 0, cmd_verify},
+    {"rm", "NAME", "remove a session and its snapshots",
+     "Nothing of it can be restored afterwards.", "  coldplane rm travel\n", 1, 1, CONFIG_WRITE,
+     cmd_rm},
+    {"stats", "", "the store: bytes, segments, what is in force",
+     "Reads beside a running writer; needs no model.", "  coldplane stats\n", 0, 0, 0, cmd_stats},
+    {"tokenize", "", "text on standard input to token ids",
+     "Bytes that are not UTF-8 become the tokens of those bytes; where the vocabulary lacks a "
+     "byte,\n"
+     "the token of U+FFFD stands in, and it is counted.",
+     "  echo -n 'hello' | coldplane tokenize\n"
+     "  coldplane tokenize --special --json <prompt.txt\n",
+     0, 0, CONFIG_TOKENS, cmd_tokenize},
+    {"bench", "store|restore|model|kv-quality", "measure on this machine",
+     "store:      writes and reads through a store made for it, beside plain O_DIRECT I/O.\n"
+     "restore:    wakes session bench-TOKENS, beside a plain reader of the same bytes and beside\n"
+     "            prefilling those tokens; --build makes that session first. Without it an empty\n"
+     "            store is an error, not a fast restore.\n"
+     "model:      prefill and decode speed.\n"
+     "kv-quality: what each tier of recipe v3 costs against BF16.",
+     "  coldplane bench store --size 1GiB\n"
+     "  coldplane bench restore --build --tokens 7500\n"
+     "  coldplane bench kv-quality --json\n",
+     1, 1, CONFIG_BENCH | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_WRITE, cmd_bench},
+    {"version", "", "versions of program and formats", "", "", 0, 0, 0, cmd_version},
+    {"help", "[COMMAND]", "this list, or the help of a command", "", "  coldplane help needle\n", 0,
+     1, 0, cmd_help},
+};
+
+const struct cmd_entry *cmd_at(uint32_t index) {
+    return index < sizeof entries / sizeof entries[0] ? &entries[index] : NULL;
+}
+
+void cmd_print_help(const struct cmd_entry *entry) {
+    printf("usage: coldplane %s%s%s [flags]\n%s.\n", entry->name,
+           entry->arguments[0] != 0 ? " " : "", entry->arguments, entry->summary);
+    if (entry->help[0] != 0)
+        printf("\n%s\n", entry->help);
+    printf("\nFlags:\n");
+    config_help(entry->groups | CONFIG_COMMON, stdout);
+    if (entry->examples[0] != 0)
+        printf("\nExamples:\n%s", entry->examples);
+}
+
+void cmd_print_overview(void) {
+    printf("coldplane keeps long chat sessions, puts them to sleep on disk and wakes them with "
+           "proof.\n\nusage: coldplane COMMAND [arguments] [flags]\n\n");
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        char usage[64];
+        snprintf(usage, sizeof usage, "%s %s", entries[i].name, entries[i].arguments);
+        printf("  %-38s %s\n", usage, entries[i].summary);
+    }
+    printf("\n`coldplane COMMAND --help` has the flags and examples; `coldplane --show-config`\n"
+           "prints every setting. Exit codes: 0 ok, 1 usage, 2 not found, 3 refused, 4 corrupt,\n"
+           "5 I/O, 6 device or memory, 7 proof failed.\n");
+}
+
+enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag) {
+    (void)diag;
+    if (cmd->result != NULL) {
+        cJSON_AddStringToObject(cmd->result, "version", VERSION);
+        cJSON_AddNumberToObject(cmd->result, "store_format", STORE_FORMAT_VERSION);
+        cJSON_AddNumberToObject(cmd->result, "record_format", RECORD_VERSION);
+        cJSON_AddNumberToObject(cmd->result, "image_format", IMAGE_VERSION);
+        cJSON_AddNumberToObject(cmd->result, "receipt_schema", RECEIPT_VERSION);
+    } else {
+        printf("coldplane " VERSION ": store format %d, records %d, image %d, receipts %d\n",
+               STORE_FORMAT_VERSION, RECORD_VERSION, IMAGE_VERSION, RECEIPT_VERSION);
+    }
+    return KV_OK;
+}
+
+enum kv_err cmd_help(struct cmd *cmd, struct kv_diag *diag) {
+    const char *name = cmd_word(cmd, 0);
+    if (cmd->result != NULL) {
+        cJSON *list = cJSON_AddArrayToObject(cmd->result, "commands");
+        for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+            cJSON *entry = cJSON_CreateObject();
+            cJSON_AddStringToObject(entry, "name", entries[i].name);
+            cJSON_AddStringToObject(entry, "arguments", entries[i].arguments);
+            cJSON_AddStringToObject(entry, "summary", entries[i].summary);
+            cJSON_AddItemToArray(list, entry);
+        }
+        return KV_OK;
+    }
+    if (name == NULL) {
+        cmd_print_overview();
+        return KV_OK;
+    }
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
+        if (strcmp(entries[i].name, name) == 0) {
+            cmd_print_help(&entries[i]);
+            return KV_OK;
+        }
+    return kv_diag_set(diag, KV_ERR_INVALID, "%.60s: no such command; `coldplane help` lists them",
+                       name);
+}

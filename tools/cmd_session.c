@@ -1,0 +1,267 @@
+/* tools/cmd_session.c - ls, show, snapshot, restore, rm: sessions as stored things.
+ *
+ * Responsible for: the text and JSON of these commands.
+ * Not responsible for: talking (cmd_chat.c), needles (cmd_needle.c), the store (cmd_store.c).
+ */
+#include "tools/cmd.h"
+#include "tools/receipt_print.h"
+#include "tools/text.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* --- ls */
+
+struct listing {
+    struct cmd *cmd;
+    cJSON *items;
+    uint32_t count;
+};
+
+static void add_hex(cJSON *to, const char *name, uint64_t id) {
+    char text[17];
+    snprintf(text, sizeof text, "%016" PRIx64, id);
+    cJSON_AddStringToObject(to, name, text);
+}
+
+static cJSON *entry_json(const struct snapshot_entry *entry) {
+    cJSON *item = cJSON_CreateObject();
+    cJSON_AddStringToObject(item, "name", entry->head.name);
+    add_hex(item, "snapshot", entry->snapshot);
+    add_hex(item, "lineage", entry->head.lineage);
+    cJSON_AddNumberToObject(item, "tokens", (double)entry->head.n);
+    cJSON_AddNumberToObject(item, "tokens_kv", (double)entry->head.n_kv);
+    cJSON_AddNumberToObject(item, "blocks", entry->head.block_count);
+    cJSON_AddNumberToObject(item, "pages", entry->head.page_count);
+    cJSON_AddNumberToObject(item, "stored_bytes", (double)entry->stored_bytes);
+    cJSON_AddNumberToObject(item, "snapshots", entry->snapshot_count);
+    cJSON_AddBoolToObject(item, "explicit", entry->head.is_explicit);
+    cJSON_AddBoolToObject(item, "asleep", entry->head.asleep);
+    cJSON_AddNumberToObject(item, "saved_unix", (double)(entry->head.created_ns / 1000000000U));
+    return item;
+}
+
+static int on_entry(void *context, const struct snapshot_entry *entry) {
+    struct listing *listing = context;
+    char size[TEXT_SHORT_BYTES], when[TEXT_SHORT_BYTES];
+    if (listing->items != NULL) {
+        cJSON_AddItemToArray(listing->items, entry_json(entry));
+    } else {
+        if (listing->count == 0)
+            printf("%8s %11s %6s  %-19s  name\n", "tokens", "stored", "saves", "saved (UTC)");
+        printf("%8" PRIu64 " %11s %6" PRIu32 "  %-19s  ", entry->head.n,
+               text_size(entry->stored_bytes, size), entry->snapshot_count,
+               text_when(entry->head.created_ns, when));
+        text_print_clean(stdout, entry->head.name, strlen(entry->head.name));
+        printf("\n");
+    }
+    listing->count++;
+    return 1;
+}
+
+enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag) {
+    struct store *store = NULL;
+    struct listing listing = {.cmd = cmd};
+    enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    if (err != KV_OK)
+        return err;
+    if (cmd->result != NULL)
+        listing.items = cJSON_AddArrayToObject(cmd->result, "sessions");
+    err = snapshot_list(store, cmd->alloc, on_entry, &listing, diag);
+    if (err == KV_OK && listing.count == 0 && cmd->result == NULL)
+        printf("no sessions; `coldplane chat` begins one\n");
+    store_close(store);
+    return err;
+}
+
+/* --- show */
+
+static const char *role_name(enum image_role role) {
+    switch (role) {
+    case IMAGE_SYSTEM:
+        return "system";
+    case IMAGE_USER:
+        return "user";
+    case IMAGE_ASSISTANT:
+        return "assistant";
+    case IMAGE_RAW:
+        break;
+    }
+    return "raw";
+}
+
+static const struct image_policy *policy_of(const struct image *image) {
+    return &image->policies[image->policy_count - 1].policy;
+}
+
+static void count_tiers(const struct image *image, uint32_t tiers_out[16]) {
+    memset(tiers_out, 0, 16 * sizeof *tiers_out);
+    for (uint32_t i = 0; image->policy_count > 0 && i < image->block_count; i++)
+        tiers_out[image_tier(policy_of(image), i, image->n_kv) & 15]++;
+}
+
+static void show_json(const struct image *image, cJSON *to) {
+    char digest[KV_DIGEST_HEX_BYTES];
+    uint32_t tiers[16];
+    cJSON_AddStringToObject(to, "architecture", image->model.architecture);
+    kv_digest_hex(&image->model.tensors, digest);
+    cJSON_AddStringToObject(to, "model", digest);
+    kv_digest_hex(&image->model.numerics, digest);
+    cJSON_AddStringToObject(to, "numerics", digest);
+    cJSON *sampler = cJSON_AddObjectToObject(to, "sampler");
+    cJSON_AddNumberToObject(sampler, "temperature", (double)image->sampler.temperature);
+    cJSON_AddNumberToObject(sampler, "top_p", (double)image->sampler.top_p);
+    cJSON_AddNumberToObject(sampler, "top_k", image->sampler.top_k);
+    cJSON_AddNumberToObject(sampler, "seed", (double)image->sampler.seed);
+    if (image->policy_count > 0) {
+        const struct image_policy *policy = policy_of(image);
+        cJSON_AddStringToObject(to, "recipe", policy->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16");
+        cJSON *ages = cJSON_AddArrayToObject(to, "ages");
+        for (uint32_t i = 0; i < policy->age_count; i++)
+            cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
+    }
+    count_tiers(image, tiers);
+    cJSON *tier_blocks = cJSON_AddObjectToObject(to, "tier_blocks");
+    for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (tiers[i] != 0)
+            cJSON_AddNumberToObject(tier_blocks, layout_tier_name((enum layout_tier)i), tiers[i]);
+    cJSON *turns = cJSON_AddArrayToObject(to, "turns");
+    for (uint32_t i = 0; i < image->role_count; i++) {
+        cJSON *turn = cJSON_CreateObject();
+        cJSON_AddStringToObject(turn, "role", role_name(image->roles[i].role));
+        cJSON_AddNumberToObject(turn, "first", (double)image->roles[i].first);
+        cJSON_AddNumberToObject(turn, "end", (double)image->roles[i].end);
+        cJSON_AddItemToArray(turns, turn);
+    }
+    cJSON_AddNumberToObject(to, "needles", image->needle_count);
+}
+
+static void show_text(const struct snapshot_entry *entry, const struct image *image) {
+    char text[TEXT_SHORT_BYTES], digest[KV_DIGEST_HEX_BYTES];
+    uint32_t tiers[16];
+    printf("session ");
+    text_print_clean(stdout, image->name, strlen(image->name));
+    printf("\n  snapshot      %016" PRIx64 " of %s UTC%s, %" PRIu32 " kept\n", entry->snapshot,
+           text_when(entry->head.created_ns, text), entry->head.asleep ? ", asleep" : "",
+           entry->snapshot_count);
+    kv_digest_hex(&image->model.tensors, digest);
+    printf("  model         %s %s\n", image->model.architecture, digest);
+    printf("  tokens        %" PRIu64 " (%" PRIu64 " with KV) of a context of %" PRIu32 "\n",
+           image->n, image->n_kv, image->model.context_tokens);
+    printf("  stored        %s", text_size(entry->stored_bytes, text));
+    if (image->n_kv > 0)
+        printf(", %.0f bytes per token", (double)entry->stored_bytes / (double)image->n_kv);
+    printf("\n  blocks        %" PRIu32 ", window pages %" PRIu32, image->block_count,
+           image->page_count);
+    count_tiers(image, tiers);
+    for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (tiers[i] != 0)
+            printf("  %s × %" PRIu32, layout_tier_name((enum layout_tier)i), tiers[i]);
+    printf("\n  sampler       temperature %g, top-p %g, top-k %" PRIu32 ", seed %" PRIu64 "\n",
+           (double)image->sampler.temperature, (double)image->sampler.top_p, image->sampler.top_k,
+           image->sampler.seed);
+    kv_digest_hex(&image->fingerprint.logits, digest);
+    printf("  fingerprint   %s at token %" PRIu64 "\n", digest, image->fingerprint.n_kv);
+    printf("  needles       %" PRIu32 "\n  turns\n", image->needle_count);
+    for (uint32_t i = 0; i < image->role_count; i++)
+        printf("    %-10s  %" PRIu64 " … %" PRIu64 "\n", role_name(image->roles[i].role),
+               image->roles[i].first, image->roles[i].end);
+}
+
+enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct store *store = NULL;
+    struct snapshot_entry entry;
+    struct image image;
+    image_init(&image);
+    KV_TRY(session_check_name(cmd->session_name, diag));
+    KV_TRY(cmd_open_store(cmd, 1, &store, diag));
+    KV_TRY(snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag));
+    KV_TRY(restore_image(store, cmd->alloc, cmd->session_name, &image, diag));
+    if (cmd->result != NULL) {
+        cJSON *session = entry_json(&entry);
+        show_json(&image, session);
+        cJSON_AddItemToObject(cmd->result, "session", session);
+    } else {
+        show_text(&entry, &image);
+    }
+done:
+    image_release(&image, cmd->alloc);
+    store_close(store);
+    return err;
+}
+
+/* --- snapshot, restore, rm */
+
+static void give_receipt(struct cmd *cmd, const char *name, const struct receipt *receipt) {
+    if (receipt->operation == 0)
+        return;
+    if (cmd->result != NULL)
+        cJSON_AddItemToObject(cmd->result, name, receipt_print_json(receipt));
+    else
+        receipt_print_table(receipt, stdout);
+}
+
+enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
+    struct service *service = NULL;
+    struct session *session = NULL;
+    struct service_opened opened;
+    struct receipt receipt;
+    memset(&receipt, 0, sizeof receipt);
+    memset(&opened, 0, sizeof opened);
+    enum kv_err err = session_check_name(cmd->session_name, diag);
+    if (err == KV_OK)
+        err = cmd_open_service(cmd, 0, &service, diag);
+    if (err == KV_OK)
+        err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
+    if (err == KV_OK)
+        err = service_save(service, session, 1, &receipt, diag);
+    if (cmd->result != NULL || err != KV_OK)
+        give_receipt(cmd, "woken", &opened.receipt);
+    give_receipt(cmd, "receipt", &receipt);
+    service_close(service);
+    return err;
+}
+
+enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
+    struct service *service = NULL;
+    struct session *session = NULL;
+    struct service_opened opened;
+    memset(&opened, 0, sizeof opened);
+    enum kv_err err = session_check_name(cmd->session_name, diag);
+    if (err == KV_OK)
+        err = cmd_open_service(cmd, 1, &service, diag);
+    if (err == KV_OK)
+        err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
+    if (err == KV_OK && opened.receipt.tokens > 0 && opened.receipt.tokens_reused == 0)
+        err =
+            kv_diag_set(diag, KV_ERR_PROOF,
+                        "session %s: the restore brought back no token; keep the store and report "
+                        "the receipt",
+                        cmd->session_name);
+    give_receipt(cmd, "receipt", &opened.receipt);
+    service_close(service);
+    return err;
+}
+
+enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct store *store = NULL;
+    struct snapshot_entry entry;
+    char size[TEXT_SHORT_BYTES];
+    KV_TRY(session_check_name(cmd->session_name, diag));
+    KV_TRY(cmd_open_store(cmd, 0, &store, diag));
+    KV_TRY(snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag));
+    KV_TRY(snapshot_remove(store, cmd->alloc, cmd->session_name, diag));
+    if (cmd->result != NULL) {
+        cJSON_AddItemToObject(cmd->result, "removed", entry_json(&entry));
+    } else {
+        printf("removed ");
+        text_print_clean(stdout, cmd->session_name, strlen(cmd->session_name));
+        printf(": %" PRIu64 " tokens, %s\n", entry.head.n, text_size(entry.stored_bytes, size));
+    }
+done:
+    store_close(store);
+    return err;
+}

@@ -1,0 +1,179 @@
+/* tools/cmd_store.c - verify and stats: the store as a whole.
+ *
+ * Responsible for: the text and JSON of these commands.
+ * Not responsible for: repairing anything.
+ */
+#include "tools/cmd.h"
+#include "tools/progress.h"
+#include "tools/text.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* --- verify */
+
+enum { NAME_BYTES = IMAGE_NAME_BYTES_MAX + 1 };
+
+/* Names are taken first, so that no index walk is open while extents are read. */
+struct names {
+    const struct kv_alloc *alloc;
+    void *items; /* [count][NAME_BYTES] */
+    size_t capacity, count;
+    uint64_t stored_bytes;
+    int no_memory;
+};
+
+static int on_name(void *context, const struct snapshot_entry *entry) {
+    struct names *names = context;
+    if (!kv_alloc_grow(names->alloc, &names->items, &names->capacity, names->count + 1,
+                       NAME_BYTES)) {
+        names->no_memory = 1;
+        return 0;
+    }
+    memcpy((char *)names->items + names->count * NAME_BYTES, entry->head.name, NAME_BYTES);
+    names->count++;
+    names->stored_bytes += entry->stored_bytes;
+    return 1;
+}
+
+static void tell_check(cJSON *list, const char *name, enum kv_err err,
+                       const struct restore_check *check, const struct kv_diag *diag) {
+    char size[TEXT_SHORT_BYTES];
+    if (list != NULL) {
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "name", name);
+        cJSON_AddStringToObject(item, "result", kv_err_name(err));
+        cJSON_AddStringToObject(item, "reason", err == KV_OK ? "" : diag->text);
+        cJSON_AddNumberToObject(item, "extents", check->extents);
+        cJSON_AddNumberToObject(item, "blocks", check->blocks);
+        cJSON_AddNumberToObject(item, "pages", check->pages);
+        cJSON_AddNumberToObject(item, "stored_bytes", (double)check->stored_bytes);
+        cJSON_AddItemToArray(list, item);
+        return;
+    }
+    text_print_clean(stdout, name, strlen(name));
+    if (err == KV_OK) {
+        printf(": ok, %" PRIu32 " extents, %" PRIu32 " blocks, %" PRIu32 " pages, %s\n",
+               check->extents, check->blocks, check->pages, text_size(check->stored_bytes, size));
+    } else {
+        printf(": %s: ", kv_err_name(err));
+        text_print_clean(stdout, diag->text, strlen(diag->text));
+        printf("\n");
+    }
+}
+
+static enum kv_err verify_names(struct cmd *cmd, struct store *store, const struct names *names,
+                                struct kv_diag *diag) {
+    struct progress progress;
+    enum kv_err first = KV_OK;
+    uint64_t bytes = 0, bad = 0;
+    cJSON *list = cmd->result != NULL ? cJSON_AddArrayToObject(cmd->result, "sessions") : NULL;
+    progress_begin(&progress, stderr, cmd->clock, "verifying", "bytes");
+    for (size_t i = 0; i < names->count; i++) {
+        const char *name = (const char *)names->items + i * NAME_BYTES;
+        struct restore_check check;
+        struct kv_diag why = {""};
+        memset(&check, 0, sizeof check);
+        enum kv_err err = restore_verify(store, cmd->alloc, name, &check, &why);
+        /* Removed by a writer since the list was made: there is nothing to be wrong. */
+        if (err == KV_ERR_NOT_FOUND && names->count > 1)
+            continue;
+        progress_end(&progress);
+        tell_check(list, name, err, &check, &why);
+        bytes += check.stored_bytes;
+        progress_update(&progress, bytes, names->stored_bytes);
+        bad += err != KV_OK;
+        if (err != KV_OK && first == KV_OK) {
+            first = err;
+            *diag = why;
+        }
+    }
+    progress_end(&progress);
+    if (bad > 1)
+        kv_diag_prefix(diag, "%" PRIu64 " of %zu sessions are damaged; the first", bad,
+                       names->count);
+    return first;
+}
+
+enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct store *store = NULL;
+    struct snapshot_entry entry;
+    struct names names = {.alloc = cmd->alloc};
+    if (cmd->session_name != NULL)
+        KV_TRY(session_check_name(cmd->session_name, diag));
+    KV_TRY(cmd_open_store(cmd, 1, &store, diag));
+    if (cmd->session_name != NULL) {
+        KV_TRY(snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag));
+        on_name(&names, &entry);
+    } else {
+        KV_TRY(snapshot_list(store, cmd->alloc, on_name, &names, diag));
+    }
+    if (names.no_memory)
+        KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the names of %zu sessions",
+                           names.count));
+    err = verify_names(cmd, store, &names, diag);
+    if (err == KV_OK && cmd->result == NULL)
+        printf("%zu sessions verified\n", names.count);
+done:
+    kv_alloc_release(cmd->alloc, names.items);
+    store_close(store);
+    return err;
+}
+
+/* --- stats */
+
+static void stats_json(const struct store_stats *stats, cJSON *to) {
+    cJSON_AddStringToObject(to, "door", stats->door_name);
+    cJSON_AddBoolToObject(to, "direct", stats->direct);
+    cJSON_AddStringToObject(to, "fallback", stats->fallback);
+    cJSON_AddStringToObject(to, "opened", stats->opened);
+    cJSON_AddNumberToObject(to, "records", (double)stats->records);
+    cJSON_AddNumberToObject(to, "live_bytes", (double)stats->live_bytes);
+    cJSON_AddNumberToObject(to, "garbage_bytes", (double)stats->garbage_bytes);
+    cJSON_AddNumberToObject(to, "segment_bytes", (double)stats->segment_bytes);
+    cJSON_AddNumberToObject(to, "index_bytes", (double)stats->index_bytes);
+    if (stats->bytes_max != STORE_BYTES_UNLIMITED)
+        cJSON_AddNumberToObject(to, "bytes_max", (double)stats->bytes_max);
+    else
+        cJSON_AddNullToObject(to, "bytes_max");
+    cJSON_AddNumberToObject(to, "batches", (double)stats->batches);
+    cJSON_AddNumberToObject(to, "segments", stats->segments);
+    cJSON_AddBoolToObject(to, "refuses_writes", stats->refuses_writes);
+}
+
+static void stats_text(const struct config *config, const struct store_stats *stats) {
+    char text[TEXT_SHORT_BYTES];
+    printf("store           %s\n", config->store);
+    printf("  door          %s%s\n", stats->door_name, stats->direct ? ", O_DIRECT" : ", buffered");
+    if (stats->fallback[0] != 0)
+        printf("  fallback      %s\n", stats->fallback);
+    if (stats->opened[0] != 0)
+        printf("  at opening    %s\n", stats->opened);
+    printf("  records       %" PRIu64 ", %" PRIu64 " batches\n", stats->records, stats->batches);
+    printf("  segments      %" PRIu32 ", %s\n", stats->segments,
+           text_size(stats->segment_bytes, text));
+    printf("  live          %s\n", text_size(stats->live_bytes, text));
+    printf("  garbage       %s\n", text_size(stats->garbage_bytes, text));
+    printf("  index         %s\n", text_size(stats->index_bytes, text));
+    printf("  budget        %s\n",
+           stats->bytes_max == STORE_BYTES_UNLIMITED ? "none" : text_size(stats->bytes_max, text));
+}
+
+enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
+    struct store *store = NULL;
+    struct store_stats stats;
+    enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    if (err != KV_OK)
+        return err;
+    store_stats_get(store, &stats);
+    if (cmd->result != NULL) {
+        cJSON_AddStringToObject(cmd->result, "store", cmd->config->store);
+        stats_json(&stats, cmd->result);
+    } else {
+        stats_text(cmd->config, &stats);
+    }
+    store_close(store);
+    return KV_OK;
+}

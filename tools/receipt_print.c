@@ -1,0 +1,216 @@
+/* tools/receipt_print.c - a receipt as JSON and as a table.
+ *
+ * Responsible for: see receipt_print.h.
+ * Not responsible for: filling receipts in.
+ */
+#include "tools/receipt_print.h"
+
+#include "tools/text.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <string.h>
+
+static void add_id(cJSON *to, const char *name, uint64_t id) {
+    char text[17];
+    snprintf(text, sizeof text, "%016" PRIx64, id);
+    cJSON_AddStringToObject(to, name, text);
+}
+
+static void add_digest(cJSON *to, const char *name, const struct kv_digest *digest) {
+    char text[KV_DIGEST_HEX_BYTES];
+    kv_digest_hex(digest, text);
+    cJSON_AddStringToObject(to, name, text);
+}
+
+static void add_number(cJSON *to, const char *name, uint64_t number) {
+    cJSON_AddNumberToObject(to, name, (double)number);
+}
+
+static uint64_t sum(const uint64_t *values) {
+    uint64_t total = 0;
+    for (int i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        total += values[i];
+    return total;
+}
+
+static const char *recipe_name(enum image_recipe recipe) {
+    return recipe == IMAGE_RECIPE_V3 ? "v3" : recipe == IMAGE_RECIPE_BF16 ? "bf16" : "";
+}
+
+static void add_policy(cJSON *to, const struct image_policy *policy) {
+    cJSON *ages = NULL;
+    cJSON_AddStringToObject(to, "recipe", recipe_name(policy->recipe));
+    cJSON_AddStringToObject(to, "policy", "age");
+    ages = cJSON_AddArrayToObject(to, "ages");
+    for (uint32_t i = 0; i < policy->age_count && i < IMAGE_AGES_MAX; i++)
+        cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
+}
+
+static void add_bytes(cJSON *to, const struct receipt *receipt) {
+    cJSON *streams = cJSON_AddObjectToObject(to, "streams");
+    add_number(to, "raw_bytes", sum(receipt->raw_bytes));
+    add_number(to, "stored_bytes", sum(receipt->stored_bytes));
+    add_number(to, "image_bytes", receipt->image_bytes);
+    add_number(to, "record_bytes", receipt->record_bytes);
+    add_number(to, "door_bytes", receipt->door_bytes);
+    for (int i = 0; i < LAYOUT_STREAM_COUNT; i++) {
+        if (receipt->raw_bytes[i] == 0 && receipt->stored_bytes[i] == 0)
+            continue;
+        cJSON *stream = cJSON_AddObjectToObject(streams, layout_stream_name((enum layout_stream)i));
+        add_number(stream, "raw_bytes", receipt->raw_bytes[i]);
+        add_number(stream, "stored_bytes", receipt->stored_bytes[i]);
+    }
+}
+
+static void add_proof(cJSON *to, const struct receipt *receipt) {
+    cJSON *needles = NULL;
+    add_number(to, "digests_checked", receipt->digests_checked);
+    add_number(to, "digests_failed", receipt->digests_failed);
+    cJSON_AddStringToObject(to, "fingerprint", receipt_proof_name(receipt->fingerprint));
+    cJSON_AddNumberToObject(to, "fingerprint_max_diff", (double)receipt->fingerprint_max_diff);
+    needles = cJSON_AddObjectToObject(to, "needles");
+    add_number(needles, "recorded", receipt->needles_recorded);
+    add_number(needles, "asked", receipt->needles_asked);
+    add_number(needles, "passed", receipt->needles_passed);
+    add_number(needles, "kept", receipt->needles_kept);
+}
+
+static void add_times(cJSON *to, const struct receipt *receipt) {
+    cJSON *stages = cJSON_AddObjectToObject(to, "stage_ns");
+    for (int i = 0; i < RECEIPT_STAGE_COUNT; i++)
+        if (receipt->stage_ns[i] != 0)
+            add_number(stages, receipt_stage_name((enum receipt_stage)i), receipt->stage_ns[i]);
+    add_number(to, "wall_ns", receipt->wall_ns);
+    cJSON_AddStringToObject(to, "bound_by",
+                            receipt->wall_ns != 0 ? receipt_stage_name(receipt->bound_by) : "");
+    cJSON_AddStringToObject(to, "door", receipt->door);
+    cJSON_AddBoolToObject(to, "direct", receipt->direct);
+    add_number(to, "in_flight_most", receipt->in_flight_most);
+}
+
+cJSON *receipt_print_json(const struct receipt *receipt) {
+    cJSON *to = cJSON_CreateObject();
+    if (to == NULL)
+        return NULL;
+    cJSON_AddStringToObject(to, "schema", "coldplane-receipt");
+    add_number(to, "version", RECEIPT_VERSION);
+    cJSON_AddStringToObject(to, "operation", receipt_operation_name(receipt->operation));
+    cJSON_AddStringToObject(to, "result", kv_err_name(receipt->err));
+    cJSON_AddStringToObject(to, "reason", receipt->reason);
+    cJSON_AddStringToObject(to, "name", receipt->name);
+    add_id(to, "snapshot", receipt->snapshot);
+    add_id(to, "parent", receipt->parent);
+    add_id(to, "lineage", receipt->lineage);
+    add_digest(to, "root", &receipt->root);
+    cJSON_AddStringToObject(to, "architecture", receipt->architecture);
+    add_digest(to, "model", &receipt->model);
+    add_digest(to, "numerics", &receipt->numerics);
+    add_policy(to, &receipt->policy);
+    add_number(to, "tokens", receipt->tokens);
+    add_number(to, "tokens_reused", receipt->tokens_reused);
+    add_number(to, "tokens_prefilled", receipt->tokens_prefilled);
+    add_number(to, "blocks", receipt->blocks);
+    add_number(to, "pages", receipt->pages);
+    add_number(to, "slots", receipt->slots);
+    cJSON *tiers = cJSON_AddObjectToObject(to, "tier_blocks");
+    for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (receipt->tier_blocks[i] != 0)
+            add_number(tiers, layout_tier_name((enum layout_tier)i), receipt->tier_blocks[i]);
+    add_bytes(to, receipt);
+    add_proof(to, receipt);
+    add_times(to, receipt);
+    return to;
+}
+
+static void print_streams(const struct receipt *receipt, FILE *out) {
+    char raw[TEXT_SHORT_BYTES], stored[TEXT_SHORT_BYTES];
+    for (int i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        if (receipt->stored_bytes[i] != 0)
+            fprintf(out, "    %-6s             %12s stored %12s raw\n",
+                    layout_stream_name((enum layout_stream)i),
+                    text_size(receipt->stored_bytes[i], stored),
+                    text_size(receipt->raw_bytes[i], raw));
+}
+
+static void print_times(const struct receipt *receipt, FILE *out) {
+    char text[TEXT_SHORT_BYTES];
+    fprintf(out, "  time                 %s", text_duration(receipt->wall_ns, text));
+    if (receipt->wall_ns != 0)
+        fprintf(out, ", bound by %s", receipt_stage_name(receipt->bound_by));
+    fprintf(out, "\n");
+    for (int i = 0; i < RECEIPT_STAGE_COUNT; i++)
+        if (receipt->stage_ns[i] != 0)
+            fprintf(out, "    %-12s       %12s busy %5.1f %%\n",
+                    receipt_stage_name((enum receipt_stage)i),
+                    text_duration(receipt->stage_ns[i], text),
+                    receipt->wall_ns == 0
+                        ? 0
+                        : 100.0 * (double)receipt->stage_ns[i] / (double)receipt->wall_ns);
+}
+
+static void print_proof(const struct receipt *receipt, FILE *out) {
+    fprintf(out, "  digests              %" PRIu32 " checked, %" PRIu32 " failed\n",
+            receipt->digests_checked, receipt->digests_failed);
+    fprintf(out, "  fingerprint          %s", receipt_proof_name(receipt->fingerprint));
+    if (receipt->fingerprint == RECEIPT_TOP_EQUAL || receipt->fingerprint == RECEIPT_DIFFERENT)
+        fprintf(out, ", largest difference %.4g", (double)receipt->fingerprint_max_diff);
+    fprintf(out,
+            "\n  needles              %" PRIu32 " recorded, %" PRIu32 " kept, %" PRIu32
+            " asked, %" PRIu32 " passed\n",
+            receipt->needles_recorded, receipt->needles_kept, receipt->needles_asked,
+            receipt->needles_passed);
+}
+
+void receipt_print_table(const struct receipt *receipt, FILE *out) {
+    char text[TEXT_SHORT_BYTES], raw[TEXT_SHORT_BYTES];
+    fprintf(out, "%s of session ", receipt_operation_name(receipt->operation));
+    text_print_clean(out, receipt->name, strlen(receipt->name));
+    fprintf(out, ": %s\n", receipt->err == KV_OK ? "ok" : kv_err_name(receipt->err));
+    if (receipt->snapshot != 0)
+        fprintf(out, "  snapshot             %016" PRIx64 "\n", receipt->snapshot);
+    if (receipt->policy.recipe != 0) {
+        fprintf(out, "  recipe, ages         %s", recipe_name(receipt->policy.recipe));
+        for (uint32_t i = 0; i < receipt->policy.age_count && i < IMAGE_AGES_MAX; i++)
+            fprintf(out, "%s%" PRIu64, i == 0 ? ", " : "/", receipt->policy.ages[i]);
+        fprintf(out, "\n");
+    }
+    fprintf(out, "  tokens               %" PRIu64 ", reused %" PRIu64 ", prefilled %" PRIu64 "\n",
+            receipt->tokens, receipt->tokens_reused, receipt->tokens_prefilled);
+    fprintf(out, "  blocks, pages        %" PRIu32 ", %" PRIu32, receipt->blocks, receipt->pages);
+    for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (receipt->tier_blocks[i] != 0)
+            fprintf(out, "  %s × %" PRIu32, layout_tier_name((enum layout_tier)i),
+                    receipt->tier_blocks[i]);
+    fprintf(out, "\n  slots                %" PRIu32 "\n", receipt->slots);
+    fprintf(out, "  bytes                %s stored, %s raw, image %" PRIu64 " B",
+            text_size(sum(receipt->stored_bytes), text), text_size(sum(receipt->raw_bytes), raw),
+            receipt->image_bytes);
+    fprintf(out, ", through the door %s\n", text_size(receipt->door_bytes, text));
+    print_streams(receipt, out);
+    print_proof(receipt, out);
+    print_times(receipt, out);
+    if (receipt->door[0] != 0)
+        fprintf(out, "  door                 %s%s, %" PRIu32 " in flight at most\n", receipt->door,
+                receipt->direct ? ", O_DIRECT" : ", buffered", receipt->in_flight_most);
+    if (receipt->reason[0] != 0) {
+        fprintf(out, "  reason               ");
+        text_print_clean(out, receipt->reason, strlen(receipt->reason));
+        fprintf(out, "\n");
+    }
+}
+
+void receipt_print_line(const struct receipt *receipt, FILE *out) {
+    char size[TEXT_SHORT_BYTES], time[TEXT_SHORT_BYTES];
+    text_size(receipt->door_bytes, size);
+    text_duration(receipt->wall_ns, time);
+    if (receipt->operation == RECEIPT_RESTORE)
+        fprintf(out,
+                "woken: %" PRIu64 " tokens reused, %" PRIu64 " prefilled, %s read in %s, "
+                "fingerprint %s, needles %" PRIu32 " of %" PRIu32 " passed\n",
+                receipt->tokens_reused, receipt->tokens_prefilled, size, time,
+                receipt_proof_name(receipt->fingerprint), receipt->needles_passed,
+                receipt->needles_asked);
+    else
+        fprintf(out, "saved: %" PRIu64 " tokens, %s written in %s\n", receipt->tokens, size, time);
+}
