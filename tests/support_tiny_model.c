@@ -13,9 +13,19 @@
 #include "store/base/bytes.h"
 #include "tests/testing.h"
 
-enum { BYTE_TOKENS = 256, CONTROL_TOKENS = 3, VALUE_NORMAL = 1, VALUE_CONTROL = 3 };
+enum {
+    BYTE_TOKENS = 256,
+    CONTROL_TOKENS = 3,
+    LLAMA3_TOKENS = 4,
+    VALUE_NORMAL = 1,
+    VALUE_CONTROL = 3
+};
 
 static const char *const controls[CONTROL_TOKENS] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+
+/* Among the fillers at the end of the vocabulary, so that Llama-3 templates can be tried. */
+static const char *const llama3_controls[LLAMA3_TOKENS] = {
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
 
 /* Each merge makes one token; both halves are single bytes or earlier merges. `_` is a space. */
 static const char *const merges[][2] = {
@@ -142,7 +152,7 @@ static uint32_t merges_used(void) {
 
 /* A multiple of 32, as the rows of a real output matrix are. */
 static uint32_t vocab_count(void) {
-    return (uint32_t)kv_round_up(CONTROL_TOKENS + BYTE_TOKENS + merges_used(), 32);
+    return (uint32_t)kv_round_up(CONTROL_TOKENS + BYTE_TOKENS + merges_used() + LLAMA3_TOKENS, 32);
 }
 
 static void put_vocabulary(struct build *build) {
@@ -163,7 +173,8 @@ static void put_vocabulary(struct build *build) {
         put_text(build, text, used);
     }
     for (uint32_t i = 0; i < filler; i++) {
-        int used = snprintf(text, sizeof text, "<|filler_%u|>", i);
+        int used = i < LLAMA3_TOKENS ? snprintf(text, sizeof text, "%s", llama3_controls[i])
+                                     : snprintf(text, sizeof text, "<|filler_%u|>", i);
         put_text(build, text, (size_t)used);
     }
     put_key(build, "tokenizer.ggml.token_type", GGUF_KIND_ARRAY);
