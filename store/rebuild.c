@@ -1,0 +1,234 @@
+/* store/rebuild.c - an index from segments alone.
+ *
+ * Responsible for: putting the batch records of all segments into their chain, replaying them into
+ * index.tmp, and renaming that.
+ * Not responsible for: finding and checking one record (recover.c).
+ *
+ * Nothing in seg/ is changed here. A new store is the rebuild of no segments.
+ */
+#include "store/store_inner.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char tmp_name[] = "index.tmp";
+static const char index_name[] = "index";
+
+struct rebuild {
+    struct store *store;
+    struct index *index;
+    struct recover_list list;
+    struct fmt_state state;
+    uint64_t epoch_max;
+    uint64_t id_end;
+    uint32_t segment_max;
+    uint64_t missing_count;
+    uint64_t dropped_sequence; /* 0 none */
+};
+
+static enum kv_err remove_index(struct store *store, const char *name, struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    int dir = -1;
+    int error = door->open(door->context, store->dir, name, IO_READ | IO_DIRECTORY, &dir);
+    if (error == ENOENT)
+        return KV_OK;
+    if (error == ELOOP || error == ENOTDIR)
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "%s is not a directory of its own (a symbolic link or a file): refused",
+                           name);
+    static const char *const files[2] = {"data.mdb", "lock.mdb"};
+    for (int i = 0; i < 2 && error == 0; i++) {
+        error = door->remove(door->context, dir, files[i]);
+        if (error == ENOENT)
+            error = 0;
+    }
+    if (dir >= 0)
+        door->close(door->context, dir);
+    if (error == 0)
+        error = door->remove(door->context, store->dir, name);
+    if (error != 0)
+        return kv_diag_errno(diag, error == ENOSPC ? KV_ERR_NO_SPACE : KV_ERR_IO, error,
+                             "cannot remove %s", name);
+    return KV_OK;
+}
+
+/* Of one sequence the larger epoch first: it was written by the later writer. */
+static int by_sequence(const void *a, const void *b) {
+    const struct fmt_batch *x = a;
+    const struct fmt_batch *y = b;
+    if (x->sequence != y->sequence)
+        return x->sequence < y->sequence ? -1 : 1;
+    if (x->epoch != y->epoch)
+        return x->epoch > y->epoch ? -1 : 1;
+    return 0;
+}
+
+static enum kv_err collect(struct rebuild *rebuild, struct kv_diag *diag) {
+    struct store *store = rebuild->store;
+    uint32_t *numbers = NULL;
+    size_t count = 0;
+    enum kv_err err = recover_segments(store, &numbers, &count, diag);
+    for (size_t i = 0; i < count && err == KV_OK; i++) {
+        struct fmt_place from = {numbers[i], 0};
+        uint64_t nonzero_end = 0;
+        err = recover_scan(store, from, &rebuild->list, &nonzero_end, diag);
+        rebuild->segment_max = numbers[i];
+    }
+    kv_alloc_release(store->options.alloc, numbers);
+    if (err != KV_OK)
+        return err;
+    if (rebuild->list.count != 0)
+        qsort(rebuild->list.items, rebuild->list.count, sizeof *rebuild->list.items, by_sequence);
+    for (size_t i = 0; i < rebuild->list.count; i++) {
+        const struct fmt_batch *batch = &rebuild->list.items[i];
+        if (batch->epoch > rebuild->epoch_max)
+            rebuild->epoch_max = batch->epoch;
+        if (batch->extent_id_first + batch->extent_id_count > rebuild->id_end)
+            rebuild->id_end = batch->extent_id_first + batch->extent_id_count;
+    }
+    return KV_OK;
+}
+
+/* Replays one batch; `last` ones count only if every extent is there. */
+static enum kv_err replay(struct rebuild *rebuild, const struct fmt_batch *batch, int last,
+                          int *applied_out, struct kv_diag *diag) {
+    struct store *store = rebuild->store;
+    uint8_t *record = NULL;
+    struct kv_digest digest;
+    *applied_out = 0;
+    enum kv_err err = recover_load(store, batch, &record, &digest, diag);
+    if (err == KV_OK && last)
+        err = recover_verify(store, batch, record, diag);
+    if (err == KV_OK) {
+        err = recover_apply(rebuild->index, batch, record, &rebuild->state, diag);
+        *applied_out = err == KV_OK;
+    }
+    kv_alloc_release(store->options.alloc, record);
+    if (err == KV_ERR_CORRUPT) {
+        kv_diag_clear(diag);
+        return KV_OK;
+    }
+    return err;
+}
+
+/* Tries the batches [first, end) of one sequence: those that fit the chain, or, where batches are
+ * missing in front, any. */
+static enum kv_err replay_sequence(struct rebuild *rebuild, size_t first, size_t end,
+                                   struct kv_diag *diag) {
+    const struct fmt_batch *items = rebuild->list.items;
+    uint64_t sequence = items[first].sequence;
+    uint64_t expected = rebuild->state.sequence + 1;
+    int gap = sequence != expected;
+    int last = end == rebuild->list.count;
+    int applied = 0;
+    for (size_t i = first; i < end && !applied; i++) {
+        int fits = memcmp(items[i].previous.bytes, rebuild->state.last.bytes, KV_DIGEST_BYTES) == 0;
+        if (!gap && !fits)
+            continue;
+        enum kv_err err = replay(rebuild, &items[i], last, &applied, diag);
+        if (err != KV_OK)
+            return err;
+    }
+    if (applied && gap)
+        rebuild->missing_count += sequence - expected;
+    if (!applied && last)
+        rebuild->dropped_sequence = sequence;
+    return KV_OK;
+}
+
+static enum kv_err replay_all(struct rebuild *rebuild, struct kv_diag *diag) {
+    size_t first = 0;
+    while (first < rebuild->list.count) {
+        size_t end = first + 1;
+        while (end < rebuild->list.count &&
+               rebuild->list.items[end].sequence == rebuild->list.items[first].sequence)
+            end++;
+        enum kv_err err = replay_sequence(rebuild, first, end, diag);
+        if (err != KV_OK)
+            return err;
+        first = end;
+    }
+    return KV_OK;
+}
+
+/* The last batch that was there may have been acknowledged and then damaged: its bytes stay for
+ * whoever wants to look, and writing goes on in a new segment. */
+static enum kv_err finish_state(struct rebuild *rebuild, struct kv_diag *diag) {
+    struct fmt_state *state = &rebuild->state;
+    struct recover_list rest = {0};
+    uint64_t nonzero_end = 0;
+    enum kv_err err = KV_OK;
+    int dirty = rebuild->segment_max > state->tail.segment;
+    if (!dirty && rebuild->segment_max == state->tail.segment) {
+        err = recover_scan(rebuild->store, state->tail, &rest, &nonzero_end, diag);
+        dirty = nonzero_end > state->tail.off;
+        kv_alloc_release(rebuild->store->options.alloc, rest.items);
+    }
+    if (err != KV_OK)
+        return err;
+    if (dirty)
+        state->tail = (struct fmt_place){rebuild->segment_max + 1, 0};
+    if (rebuild->epoch_max > state->epoch)
+        state->epoch = rebuild->epoch_max;
+    if (rebuild->id_end > state->extent_id_next)
+        state->extent_id_next = rebuild->id_end;
+    return index_apply(rebuild->index, NULL, 0, state, diag);
+}
+
+static void report(const struct rebuild *rebuild) {
+    struct store *store = rebuild->store;
+    if (rebuild->list.count == 0 && rebuild->segment_max == 0)
+        return;
+    store_inner_note(store, "The index was rebuilt from %llu batches: %llu records. ",
+                     (unsigned long long)rebuild->state.sequence,
+                     (unsigned long long)rebuild->state.record_count);
+    if (rebuild->missing_count != 0)
+        store_inner_note(store, "%llu batches are missing or damaged: what they put is lost. ",
+                         (unsigned long long)rebuild->missing_count);
+    if (rebuild->dropped_sequence != 0)
+        store_inner_note(store, "The last batch (%llu) was not whole and was dropped. ",
+                         (unsigned long long)rebuild->dropped_sequence);
+}
+
+static enum kv_err put_in_place(struct store *store, struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    enum kv_err err = remove_index(store, index_name, diag);
+    if (err != KV_OK)
+        return err;
+    int error = door->rename(door->context, store->dir, tmp_name, index_name);
+    if (error == 0)
+        error = door->sync(door->context, store->dir);
+    if (error != 0)
+        return kv_diag_errno(diag, error == ENOSPC ? KV_ERR_NO_SPACE : KV_ERR_IO, error,
+                             "cannot put the new index in place");
+    return KV_OK;
+}
+
+enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct rebuild rebuild = {.store = store};
+    struct index_options options = {.mode = INDEX_CREATE,
+                                    .door = store->options.door,
+                                    .alloc = store->options.alloc,
+                                    .dir = store->dir,
+                                    .dir_path = dir_path,
+                                    .name = tmp_name};
+    memcpy(rebuild.state.store_id, store->id, FMT_ID_BYTES);
+    rebuild.state.tail.segment = 1;
+    rebuild.state.extent_id_next = 1;
+    KV_TRY(remove_index(store, tmp_name, diag));
+    KV_TRY(index_open(&options, &rebuild.index, diag));
+    KV_TRY(collect(&rebuild, diag));
+    KV_TRY(replay_all(&rebuild, diag));
+    KV_TRY(finish_state(&rebuild, diag));
+    KV_TRY(index_sync(rebuild.index, diag));
+    index_close(rebuild.index);
+    rebuild.index = NULL;
+    KV_TRY(put_in_place(store, diag));
+    report(&rebuild);
+done:
+    index_close(rebuild.index);
+    kv_alloc_release(store->options.alloc, rebuild.list.items);
+    return err;
+}

@@ -1,0 +1,139 @@
+/* store/store.c - looking up records, and the rules that the whole folder keeps.
+ *
+ * Responsible for: store_get, store_exists, store_next, stats.
+ * Not responsible for: opening (store_open.c, recover.c, rebuild.c), batches (store_batch.c), extents
+ * (store_read.c).
+ *
+ * Invariants:
+ * 1. An index entry never refers to bytes that have not been synced.
+ * 2. The digest lives with the referrer (index entry and batch record), never only beside the bytes.
+ * 3. Bytes that nobody refers to are garbage.
+ * 4. A read returns bytes that match the digest, or an error, never anything else.
+ * 5. Each index entry ends with XXH3-64 over key and value.
+ */
+#include "store/store_inner.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct store_options store_options_usual(const char *dir, const char *program) {
+    return (struct store_options){
+        .dir = dir,
+        .read_only = 0,
+        .direct_wanted = 1,
+        .bytes_max = STORE_BYTES_UNLIMITED,
+        .segment_bytes = (uint64_t)64 << 20,
+        .deadline_ns = (uint64_t)30 * 1000000000u,
+        .program = program,
+        .door = io_best_door(),
+        .alloc = kv_alloc_system(),
+        .clock = kv_clock_system(),
+    };
+}
+
+static enum kv_err check_key(size_t key_bytes, struct kv_diag *diag) {
+    if (key_bytes == 0 || key_bytes > STORE_KEY_BYTES_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "a key has %zu bytes: it must have 1 to %d",
+                           key_bytes, STORE_KEY_BYTES_MAX);
+    return KV_OK;
+}
+
+/* The copy becomes a record in one allocation: extents first, they need the alignment. */
+static enum kv_err make_record(struct store *store, const struct index_copy *copy,
+                               struct store_record *out, struct kv_diag *diag) {
+    struct fmt_entry entry;
+    enum kv_err err = fmt_entry_decode(copy->bytes, copy->key_bytes, copy->total_bytes, &entry);
+    if (err != KV_OK)
+        return kv_diag_set(diag, err,
+                           "an index entry fails its check: open the store for writing once, which "
+                           "rebuilds the index from the segments");
+    size_t extents_bytes = entry.extent_count * sizeof *out->extents;
+    void *memory = kv_alloc_aligned(store->options.alloc, extents_bytes + entry.value_bytes + 1,
+                                    _Alignof(struct store_extent));
+    if (memory == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a record");
+    memset(out, 0, sizeof *out);
+    memcpy(out->key, copy->bytes, copy->key_bytes);
+    out->key_bytes = (uint32_t)copy->key_bytes;
+    out->value_bytes = entry.value_bytes;
+    out->extent_count = entry.extent_count;
+    out->memory = memory;
+    out->extents = memory;
+    out->value = (uint8_t *)memory + extents_bytes;
+    for (uint32_t i = 0; i < entry.extent_count; i++)
+        out->extents[i] = fmt_entry_extent(&entry, i);
+    memcpy(out->value, entry.value, entry.value_bytes);
+    out->value[entry.value_bytes] = 0;
+    return KV_OK;
+}
+
+enum kv_err store_get(struct store *store, const void *key, size_t key_bytes,
+                      struct store_record *out, struct kv_diag *diag) {
+    struct index_copy copy = {0};
+    enum kv_err err = check_key(key_bytes, diag);
+    if (err == KV_OK)
+        err = index_get(store->index, key, key_bytes, &copy, diag);
+    if (err == KV_ERR_NOT_FOUND)
+        kv_diag_set(diag, err, "no such record");
+    if (err == KV_OK)
+        err = make_record(store, &copy, out, diag);
+    index_copy_release(store->options.alloc, &copy);
+    return err;
+}
+
+enum kv_err store_exists(struct store *store, const void *key, size_t key_bytes, int *exists_out,
+                         struct kv_diag *diag) {
+    struct index_copy copy = {0};
+    enum kv_err err = check_key(key_bytes, diag);
+    if (err == KV_OK)
+        err = index_get(store->index, key, key_bytes, &copy, diag);
+    index_copy_release(store->options.alloc, &copy);
+    if (err != KV_OK && err != KV_ERR_NOT_FOUND)
+        return err;
+    *exists_out = err == KV_OK;
+    return KV_OK;
+}
+
+void store_record_release(struct store *store, struct store_record *record) {
+    kv_alloc_release(store->options.alloc, record->memory);
+    memset(record, 0, sizeof *record);
+}
+
+enum kv_err store_next(struct store *store, struct store_walk *walk, struct store_record *out,
+                       struct kv_diag *diag) {
+    struct index_copy copy = {0};
+    if (walk->prefix_bytes > STORE_KEY_BYTES_MAX || walk->after_bytes > STORE_KEY_BYTES_MAX)
+        return check_key(STORE_KEY_BYTES_MAX + 1, diag);
+    struct index_range range = {walk->prefix, walk->prefix_bytes, walk->after, walk->after_bytes};
+    enum kv_err err = index_next(store->index, &range, &copy, diag);
+    if (err == KV_OK) {
+        memcpy(walk->after, copy.bytes, copy.key_bytes);
+        walk->after_bytes = copy.key_bytes;
+        err = make_record(store, &copy, out, diag);
+    } else if (err == KV_ERR_NOT_FOUND) {
+        kv_diag_set(diag, err, "no further record");
+    }
+    index_copy_release(store->options.alloc, &copy);
+    return err;
+}
+
+void store_stats_get(struct store *store, struct store_stats *out) {
+    uint64_t index_size = index_bytes(store->index);
+    memset(out, 0, sizeof *out);
+    pthread_mutex_lock(&store->lock);
+    out->door_name = store->door_name;
+    out->direct = store->direct;
+    memcpy(out->fallback, store->fallback, sizeof out->fallback);
+    memcpy(out->opened, store->opened, sizeof out->opened);
+    out->records = store->state.record_count;
+    out->live_bytes = store->state.live_bytes;
+    out->segment_bytes = store->segment_bytes;
+    if (store->segment_bytes > store->state.live_bytes)
+        out->garbage_bytes = store->segment_bytes - store->state.live_bytes;
+    out->batches = store->state.sequence;
+    out->segments = store->segment_count;
+    out->refuses_writes = store->refuses_writes;
+    pthread_mutex_unlock(&store->lock);
+    out->index_bytes = index_size;
+    out->bytes_max = store->options.bytes_max;
+}

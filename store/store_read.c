@@ -1,0 +1,595 @@
+/* store/store_read.c - many extents from disk at once.
+ *
+ * Responsible for: cutting extents into requests of up to 1 MiB, keeping the queue full in the order
+ * given, putting the bytes where they belong, and saying of every extent whether it is whole.
+ * Not responsible for: unzipping (codec.c) or finding extents.
+ *
+ * A raw extent whose pieces are pages goes straight to them. Everything else that is raw passes through
+ * registered staging. A compressed one is read whole into memory of its own and unzipped from there.
+ */
+#include "store/store_read.h"
+
+#include "store/store_inner.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+enum {
+    DEPTH = IO_DEPTH_MAX,
+    STAGING_COUNT = 16,
+    STAGING_BYTES = 1 << 20,
+    JOB_BYTES_MAX = 1 << 20,
+    FILES_MAX = 128 /* segments open at once; a call with more goes in rounds */
+};
+
+struct reader {
+    struct reader *next_lost;
+    struct io_queue *queue;
+    uint8_t *staging;
+    struct codec *codec;
+};
+
+/* One extent on its way. */
+struct flow {
+    int file;
+    int placed;       /* 1: raw and page by page into the pieces */
+    uint8_t *packed;  /* of a compressed extent */
+    uint64_t asked;   /* bytes given to the queue, counted on the padded extent */
+    uint32_t pending; /* requests in flight */
+    uint32_t piece;   /* position of `asked` in the pieces, when placed */
+    uint64_t piece_off;
+    int error; /* errno, or -1 for an early end of file, -2 for padding that is not zero */
+};
+
+struct job {
+    int used;
+    size_t read_index;
+    uint64_t off; /* in the padded extent */
+    size_t count;
+    int staging; /* index, -1: straight to its place */
+    uint64_t begin_ns;
+};
+
+struct files {
+    uint32_t numbers[FILES_MAX];
+    int files[FILES_MAX];
+    uint32_t count;
+};
+
+/* One round of one call. */
+struct round {
+    struct store *store;
+    struct reader *reader;
+    struct store_read_args args; /* of this round only */
+    size_t index_base;           /* of its first read in the caller's list */
+    struct flow *flows;
+    size_t next; /* first read that is not wholly asked for */
+    struct job jobs[DEPTH];
+    uint32_t in_flight;
+    uint8_t staging_busy[STAGING_COUNT];
+    struct files files;
+    struct store_read_stats *stats;
+    struct kv_diag *diag; /* of the first failed read in order */
+    size_t failed_index;
+    int stalled;
+};
+
+static void reader_drop(struct store *store, struct reader *reader, uint64_t timeout_ns) {
+    const struct io_door *door = store->options.door;
+    if (reader == NULL)
+        return;
+    /* While the kernel may still write into the staging it cannot be given back. */
+    if (reader->queue != NULL && door->queue_close(door->context, reader->queue, timeout_ns) != 0)
+        return;
+    codec_drop(reader->codec);
+    kv_alloc_release(store->options.alloc, reader->staging);
+    kv_alloc_release(store->options.alloc, reader);
+}
+
+static enum kv_err reader_make(struct store *store, struct reader **out, struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    const struct kv_alloc *alloc = store->options.alloc;
+    enum kv_err err = KV_OK;
+    struct reader *reader = kv_alloc_zeroed(alloc, 1, sizeof *reader);
+    if (reader == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader");
+    reader->staging =
+        kv_alloc_aligned(alloc, (size_t)STAGING_COUNT * STAGING_BYTES, STORE_PAGE_BYTES);
+    if (reader->staging == NULL || codec_make(alloc, &reader->codec) != KV_OK)
+        KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader"));
+    struct io_queue_options options = {.depth = DEPTH,
+                                       .buffers = reader->staging,
+                                       .buffer_count = STAGING_COUNT,
+                                       .buffer_bytes = STAGING_BYTES,
+                                       .alloc = alloc};
+    int error = door->queue_open(door->context, &options, &reader->queue);
+    if (error != 0)
+        KV_TRY(kv_diag_errno(diag, error == ENOMEM ? KV_ERR_NOMEM : KV_ERR_IO, error,
+                             "cannot open a queue for reading"));
+    *out = reader;
+    reader = NULL;
+done:
+    reader_drop(store, reader, 0);
+    return err;
+}
+
+static enum kv_err reader_take(struct store *store, struct reader **out, struct kv_diag *diag) {
+    struct reader *reader = NULL;
+    pthread_mutex_lock(&store->lock);
+    if (store->idle_count != 0)
+        reader = store->idle[--store->idle_count];
+    pthread_mutex_unlock(&store->lock);
+    if (reader == NULL)
+        return reader_make(store, out, diag);
+    *out = reader;
+    return KV_OK;
+}
+
+static void reader_give(struct store *store, struct reader *reader, int stalled) {
+    pthread_mutex_lock(&store->lock);
+    if (stalled) {
+        reader->next_lost = store->lost;
+        store->lost = reader;
+        reader = NULL;
+    } else if (store->idle_count < STORE_INNER_READERS_IDLE) {
+        store->idle[store->idle_count++] = reader;
+        reader = NULL;
+    }
+    pthread_mutex_unlock(&store->lock);
+    reader_drop(store, reader, store->options.deadline_ns);
+}
+
+void store_read_release_all(struct store *store) {
+    while (store->idle_count != 0)
+        reader_drop(store, store->idle[--store->idle_count], store->options.deadline_ns);
+    while (store->lost != NULL) {
+        struct reader *reader = store->lost;
+        store->lost = reader->next_lost;
+        reader_drop(store, reader, store->options.deadline_ns);
+    }
+}
+
+static const char *label_of(const struct store_read *read) {
+    return read->label != NULL ? read->label : "extent";
+}
+
+static enum kv_err check_read(const struct store_read *read, struct kv_diag *diag) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < read->piece_count; i++) {
+        if (!kv_add_u64(bytes, read->pieces[i].iov_len, &bytes))
+            bytes = UINT64_MAX;
+    }
+    if (bytes == 0 || bytes != read->extent->raw_bytes || read->extent->codec >= CODEC_COUNT)
+        return kv_diag_set(diag, KV_ERR_INVALID, "%s: room for %llu bytes, the extent has %llu",
+                           label_of(read), (unsigned long long)bytes,
+                           (unsigned long long)read->extent->raw_bytes);
+    return KV_OK;
+}
+
+static int pieces_are_pages(const struct store_read *read) {
+    for (uint32_t i = 0; i < read->piece_count; i++) {
+        if ((uintptr_t)read->pieces[i].iov_base % STORE_PAGE_BYTES != 0 ||
+            read->pieces[i].iov_len == 0 ||
+            (i + 1 < read->piece_count && read->pieces[i].iov_len % STORE_PAGE_BYTES != 0))
+            return 0;
+    }
+    return 1;
+}
+
+/* Copies staged bytes of a raw extent to where they belong. */
+static void scatter(const struct store_read *read, uint64_t off, const uint8_t *from,
+                    size_t count) {
+    for (uint32_t i = 0; i < read->piece_count && count != 0; i++) {
+        size_t size = read->pieces[i].iov_len;
+        if (off >= size) {
+            off -= size;
+            continue;
+        }
+        size_t take = size - (size_t)off < count ? size - (size_t)off : count;
+        memcpy((uint8_t *)read->pieces[i].iov_base + off, from, take);
+        from += take;
+        count -= take;
+        off = 0;
+    }
+}
+
+static int all_zero(const uint8_t *bytes, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (bytes[i] != 0)
+            return 0;
+    }
+    return 1;
+}
+
+static uint64_t now_ns(const struct round *round) {
+    return kv_clock_now_ns(round->store->options.clock);
+}
+
+/* The result of one read: sentence, callback, memory. */
+static void finish(struct round *round, size_t index, enum kv_err err, const char *why) {
+    struct store_read *read = &round->args.reads[index];
+    const struct store_extent *extent = read->extent;
+    struct flow *flow = &round->flows[index];
+    read->result = err;
+    if (flow->pending == 0) {
+        kv_alloc_release(round->store->options.alloc, flow->packed);
+        flow->packed = NULL;
+    }
+    if (err != KV_OK && round->index_base + index < round->failed_index) {
+        char name[SEGMENT_NAME_BYTES];
+        segment_name(extent->segment, name);
+        round->failed_index = round->index_base + index;
+        if (flow->error > 0)
+            kv_diag_errno(round->diag, err, flow->error, "%s: cannot read seg/%s at %llu",
+                          label_of(read), name, (unsigned long long)extent->off);
+        else
+            kv_diag_set(round->diag, err, "%s: %s (seg/%s at %llu)", label_of(read), why, name,
+                        (unsigned long long)extent->off);
+    }
+    if (round->args.done != NULL)
+        round->args.done(round->args.context, round->index_base + index);
+}
+
+static enum kv_err unzip(struct round *round, const struct store_read *read, struct flow *flow) {
+    const struct store_extent *extent = read->extent;
+    struct codec *codec = round->reader->codec;
+    uint64_t begin_ns = now_ns(round);
+    size_t raw_bytes = (size_t)extent->raw_bytes;
+    uint8_t *raw = read->pieces[0].iov_base;
+    enum kv_err err = KV_OK;
+    if (read->piece_count != 1)
+        err = codec_room(codec, raw_bytes, &raw);
+    if (err == KV_OK)
+        err = codec_unpack(codec, extent->codec, flow->packed, (size_t)extent->stored_bytes, raw,
+                           raw_bytes);
+    if (err == KV_OK && read->piece_count != 1)
+        scatter(read, 0, raw, raw_bytes);
+    round->stats->unzip_ns += now_ns(round) - begin_ns;
+    return err;
+}
+
+static int digest_holds(struct round *round, const struct store_read *read) {
+    uint64_t begin_ns = now_ns(round);
+    struct kv_digest_state state;
+    kv_digest_init(&state);
+    for (uint32_t i = 0; i < read->piece_count; i++)
+        kv_digest_update(&state, read->pieces[i].iov_base, read->pieces[i].iov_len);
+    struct kv_digest digest = kv_digest_final(&state);
+    round->stats->digest_ns += now_ns(round) - begin_ns;
+    round->stats->digests++;
+    return kv_digest_equal(&digest, &read->extent->digest);
+}
+
+/* All bytes of an extent have arrived, or as many as ever will. */
+static void conclude(struct round *round, size_t index) {
+    struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    if (flow->error > 0) {
+        finish(round, index, KV_ERR_IO, "");
+        return;
+    }
+    if (flow->error < 0) {
+        finish(round, index, KV_ERR_CORRUPT,
+               flow->error == -1 ? "the segment ends before it" : "its padding is not zero");
+        return;
+    }
+    if (read->extent->codec != CODEC_RAW) {
+        enum kv_err err = unzip(round, read, flow);
+        if (err != KV_OK) {
+            finish(round, index, err,
+                   err == KV_ERR_CORRUPT ? "its compressed bytes are damaged" : "no memory");
+            return;
+        }
+    }
+    round->stats->raw_bytes += read->extent->raw_bytes;
+    if (read->verify && !digest_holds(round, read)) {
+        finish(round, index, KV_ERR_CORRUPT, "its bytes do not match their digest");
+        return;
+    }
+    finish(round, index, KV_OK, "");
+}
+
+/* Looks up or opens the segment of an extent. */
+static enum kv_err file_of(struct round *round, const struct store_extent *extent, int *file_out,
+                           struct kv_diag *diag) {
+    struct files *files = &round->files;
+    for (uint32_t i = files->count; i-- > 0;) {
+        if (files->numbers[i] == extent->segment) {
+            *file_out = files->files[i];
+            return KV_OK;
+        }
+    }
+    assert(files->count < FILES_MAX);
+    struct store *store = round->store;
+    struct segment_open_args args = {store->options.door, store->seg_dir, extent->segment,
+                                     store->options.direct_wanted};
+    int direct = 0;
+    enum kv_err err = segment_open_read(&args, file_out, &direct, diag);
+    if (err != KV_OK)
+        return err;
+    round->stats->direct &= direct;
+    files->numbers[files->count] = extent->segment;
+    files->files[files->count++] = *file_out;
+    return KV_OK;
+}
+
+/* Begins an extent: its file, its way, its memory. */
+static enum kv_err begin(struct round *round, size_t index) {
+    struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    struct kv_diag diag = {""};
+    enum kv_err err = check_read(read, &diag);
+    if (err == KV_OK)
+        err = file_of(round, read->extent, &flow->file, &diag);
+    if (err == KV_OK && read->extent->codec != CODEC_RAW) {
+        uint64_t bytes = fmt_extent_padded(read->extent);
+        flow->packed = bytes > CODEC_BYTES_MAX ? NULL
+                                               : kv_alloc_aligned(round->store->options.alloc,
+                                                                  (size_t)bytes, STORE_PAGE_BYTES);
+        if (flow->packed == NULL)
+            err = kv_diag_set(&diag, bytes > CODEC_BYTES_MAX ? KV_ERR_CORRUPT : KV_ERR_NOMEM,
+                              "no memory for %llu compressed bytes", (unsigned long long)bytes);
+    }
+    flow->placed = err == KV_OK && flow->packed == NULL && pieces_are_pages(read);
+    if (err != KV_OK)
+        finish(round, index, err, diag.text);
+    return err;
+}
+
+/* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none is
+ * free. */
+static int plan_job(struct round *round, size_t index, struct job *job,
+                    struct io_request *request) {
+    const struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    uint64_t left = fmt_extent_padded(read->extent) - flow->asked;
+    size_t count = left < JOB_BYTES_MAX ? (size_t)left : JOB_BYTES_MAX;
+    job->staging = -1;
+    if (flow->packed != NULL) {
+        request->bytes = flow->packed + flow->asked;
+    } else if (flow->placed &&
+               read->pieces[flow->piece].iov_len - flow->piece_off >= STORE_PAGE_BYTES) {
+        const struct iovec *piece = &read->pieces[flow->piece];
+        uint64_t here = (piece->iov_len - flow->piece_off) & ~(uint64_t)(STORE_PAGE_BYTES - 1);
+        count = here < count ? (size_t)here : count;
+        request->bytes = (uint8_t *)piece->iov_base + flow->piece_off;
+    } else {
+        int free_index = 0;
+        while (free_index < STAGING_COUNT && round->staging_busy[free_index])
+            free_index++;
+        if (free_index == STAGING_COUNT)
+            return 0;
+        job->staging = free_index;
+        request->bytes = round->reader->staging + (size_t)free_index * STAGING_BYTES;
+        if (flow->placed)
+            count = STORE_PAGE_BYTES; /* the last page, which the extent fills in part */
+    }
+    job->read_index = index;
+    job->off = flow->asked;
+    job->count = count;
+    request->file = flow->file;
+    request->buffer = job->staging;
+    request->count = count;
+    request->off = read->extent->off + flow->asked;
+    return 1;
+}
+
+static void advance(struct round *round, const struct job *job) {
+    const struct store_read *read = &round->args.reads[job->read_index];
+    struct flow *flow = &round->flows[job->read_index];
+    flow->asked += job->count;
+    flow->pending++;
+    if (flow->placed && job->staging < 0) {
+        flow->piece_off += job->count;
+        round->stats->placed_bytes += job->count;
+        if (flow->piece_off == read->pieces[flow->piece].iov_len) {
+            flow->piece++;
+            flow->piece_off = 0;
+        }
+    }
+    if (job->staging >= 0)
+        round->staging_busy[job->staging] = 1;
+    round->stats->reads++;
+    round->stats->read_bytes += job->count;
+    round->in_flight++;
+    if (round->in_flight > round->stats->in_flight_max)
+        round->stats->in_flight_max = round->in_flight;
+}
+
+/* Submits the next request in order. 1: one was submitted or one extent is over, go on. */
+static int submit_next(struct round *round) {
+    const struct io_door *door = round->store->options.door;
+    size_t index = round->next;
+    if (index == round->args.count || round->in_flight == DEPTH)
+        return 0;
+    struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    if (flow->asked == 0 && begin(round, index) != KV_OK) {
+        round->next++;
+        return 1;
+    }
+    uint32_t slot = 0;
+    while (round->jobs[slot].used)
+        slot++;
+    struct job job = {.used = 1, .begin_ns = now_ns(round)};
+    struct io_request request = {.write = 0, .tag = slot};
+    if (!plan_job(round, index, &job, &request))
+        return 0;
+    int error = door->submit(door->context, round->reader->queue, &request);
+    if (error == EAGAIN && round->in_flight != 0)
+        return 0;
+    if (error != 0) {
+        flow->error = error;
+        flow->asked = fmt_extent_padded(read->extent);
+    } else {
+        round->jobs[slot] = job;
+        advance(round, &job);
+    }
+    if (flow->asked == fmt_extent_padded(read->extent)) {
+        round->next++;
+        if (flow->pending == 0)
+            conclude(round, index);
+    }
+    return 1;
+}
+
+/* One request has come back. */
+static void arrive(struct round *round, const struct io_completion *done) {
+    struct job *job = &round->jobs[done->tag];
+    assert(done->tag < DEPTH && job->used);
+    size_t index = job->read_index;
+    const struct store_read *read = &round->args.reads[index];
+    const struct store_extent *extent = read->extent;
+    struct flow *flow = &round->flows[index];
+    uint64_t end = job->off + job->count;
+    uint64_t valid = extent->stored_bytes > job->off ? extent->stored_bytes - job->off : 0;
+    size_t useful = valid < job->count ? (size_t)valid : job->count;
+    const uint8_t *at = job->staging >= 0
+                            ? round->reader->staging + (size_t)job->staging * STAGING_BYTES
+                        : flow->packed != NULL ? flow->packed + job->off
+                                               : NULL;
+    if (done->error != 0)
+        flow->error = done->error;
+    else if (done->done_bytes != job->count)
+        flow->error = flow->error == 0 ? -1 : flow->error;
+    else if (end > extent->stored_bytes && !all_zero(at + useful, job->count - useful))
+        flow->error = flow->error == 0 ? -2 : flow->error;
+    else if (job->staging >= 0)
+        scatter(read, job->off, at, useful);
+    if (job->staging >= 0)
+        round->staging_busy[job->staging] = 0;
+    job->used = 0;
+    round->in_flight--;
+    flow->pending--;
+    if (flow->pending == 0 && flow->asked == fmt_extent_padded(extent))
+        conclude(round, index);
+}
+
+/* No answer within the deadline: what is in flight is in doubt, the rest is not tried. */
+static void give_up(struct round *round) {
+    round->stalled = 1;
+    for (uint32_t i = 0; i < DEPTH; i++) {
+        if (round->jobs[i].used)
+            round->args.reads[round->jobs[i].read_index].in_doubt = 1;
+    }
+    for (size_t i = 0; i < round->args.count; i++) {
+        struct flow *flow = &round->flows[i];
+        int begun = flow->asked != 0;
+        int over = i < round->next && flow->pending == 0;
+        if (over)
+            continue;
+        flow->error = 0;
+        finish(round, i, KV_ERR_IO, begun ? "timed out" : "not read, an earlier read timed out");
+    }
+}
+
+static uint64_t time_left(const struct round *round) {
+    uint64_t oldest = UINT64_MAX;
+    uint64_t now = now_ns(round);
+    for (uint32_t i = 0; i < DEPTH; i++) {
+        if (round->jobs[i].used && round->jobs[i].begin_ns < oldest)
+            oldest = round->jobs[i].begin_ns;
+    }
+    uint64_t spent = now > oldest ? now - oldest : 0;
+    uint64_t deadline = round->store->options.deadline_ns;
+    return spent < deadline ? deadline - spent : 0;
+}
+
+static void run_round(struct round *round) {
+    const struct io_door *door = round->store->options.door;
+    struct io_completion done[DEPTH];
+    for (;;) {
+        while (submit_next(round))
+            ;
+        if (round->in_flight == 0)
+            break;
+        uint32_t taken = 0;
+        uint64_t begin_ns = now_ns(round);
+        int error =
+            door->wait(door->context, round->reader->queue, time_left(round), done, DEPTH, &taken);
+        round->stats->wait_ns += now_ns(round) - begin_ns;
+        if (error != 0) {
+            give_up(round);
+            return;
+        }
+        for (uint32_t i = 0; i < taken; i++)
+            arrive(round, &done[i]);
+    }
+}
+
+/* As many reads as use at most FILES_MAX segments. */
+static size_t round_length(const struct store_read_args *args, size_t first) {
+    uint32_t numbers[FILES_MAX];
+    uint32_t count = 0;
+    for (size_t i = first; i < args->count; i++) {
+        uint32_t number = args->reads[i].extent->segment;
+        uint32_t at = count;
+        while (at-- > 0 && numbers[at] != number)
+            ;
+        if (at != UINT32_MAX)
+            continue;
+        if (count == FILES_MAX)
+            return i - first;
+        numbers[count++] = number;
+    }
+    return args->count - first;
+}
+
+/* One round; *failed_index and the diag follow the first failed read. */
+static enum kv_err read_round(struct store *store, const struct store_read_args *args,
+                              struct round *round) {
+    const struct io_door *door = store->options.door;
+    const struct kv_alloc *alloc = store->options.alloc;
+    round->store = store;
+    round->flows = kv_alloc_zeroed(alloc, args->count, sizeof *round->flows);
+    if (round->flows == NULL)
+        return kv_diag_set(round->diag, KV_ERR_NOMEM, "no memory for %zu reads", args->count);
+    enum kv_err err = reader_take(store, &round->reader, round->diag);
+    if (err == KV_OK) {
+        round->stats->door_name = door->queue_name(door->context, round->reader->queue);
+        run_round(round);
+        for (uint32_t i = 0; i < round->files.count; i++)
+            door->close(door->context, round->files.files[i]);
+        reader_give(store, round->reader, round->stalled);
+    }
+    kv_alloc_release(alloc, round->flows);
+    return err;
+}
+
+enum kv_err store_read(struct store *store, const struct store_read_args *args,
+                       struct store_read_stats *stats_out, struct kv_diag *diag) {
+    struct store_read_stats stats = {.direct = 1, .door_name = store->door_name};
+    enum kv_err err = KV_OK;
+    size_t failed_index = SIZE_MAX;
+    size_t first = 0;
+    for (size_t i = 0; i < args->count; i++) {
+        args->reads[i].result = KV_ERR_CANCELLED;
+        args->reads[i].in_doubt = 0;
+    }
+    while (first < args->count && err == KV_OK) {
+        size_t length = round_length(args, first);
+        struct round *round = kv_alloc_zeroed(store->options.alloc, 1, sizeof *round);
+        if (round == NULL) {
+            err = kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a round of reads");
+            break;
+        }
+        round->args =
+            (struct store_read_args){args->reads + first, length, args->done, args->context};
+        round->index_base = first;
+        round->stats = &stats;
+        round->diag = diag;
+        round->failed_index = failed_index;
+        err = read_round(store, &round->args, round);
+        failed_index = round->failed_index;
+        kv_alloc_release(store->options.alloc, round);
+        first += length;
+    }
+    if (stats.reads == 0)
+        stats.direct = 0; /* nothing was opened that could prove it */
+    if (stats_out != NULL)
+        *stats_out = stats;
+    if (err == KV_OK && failed_index != SIZE_MAX)
+        err = args->reads[failed_index].result;
+    return err;
+}
