@@ -1,4 +1,4 @@
-/* engine/model/gguf.h - a model file that lies whole in memory, checked once and then read in place.
+/* engine/model/gguf.h - a model file, whole in memory, checked once and then read in place.
  *
  * Responsible for: the layout of GGUF versions 2 and 3: every offset, count, string and dimension
  * is compared with the real size before it is used, so that what the accessors return is safe.

@@ -57,8 +57,8 @@ struct tokenizer_info {
 };
 
 /* KV_ERR_MISMATCH: a tokenizer model or pre-tokenizer that is not supported, or a byte without a
- * token and nothing to stand in. KV_ERR_CORRUPT: missing or inconsistent tables. KV_ERR_LIMIT, KV_ERR_NOMEM. The gguf may be dropped afterwards,
- * its bytes too. */
+ * token and nothing to stand in. KV_ERR_CORRUPT: missing or inconsistent tables. KV_ERR_LIMIT,
+ * KV_ERR_NOMEM. The gguf may be dropped afterwards, its bytes too. */
 enum kv_err tokenizer_make(const struct gguf *gguf, const struct kv_alloc *alloc,
                            struct tokenizer **tokenizer_out, struct kv_diag *diag);
 void tokenizer_drop(struct tokenizer *tokenizer); /* NULL is allowed */
