@@ -36,8 +36,8 @@ struct codec_packed {
     size_t count;
 };
 
-/* Tries what `part` hints at when its kind is due; CODEC_RAW when it does not pay. A kind pays while
- * its last try did; after one that did not, 1 in CODEC_SAMPLE is tried. KV_ERR_NOMEM. */
+/* Tries what `part` hints at when its kind is due; CODEC_RAW when it does not pay. A kind pays
+ * while its last try did; after one that did not, 1 in CODEC_SAMPLE is tried. KV_ERR_NOMEM. */
 enum kv_err codec_pack(struct codec *codec, const struct store_part *part, size_t raw_bytes,
                        struct codec_packed *out);
 

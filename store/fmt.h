@@ -4,8 +4,8 @@
  * Decoding accepts exactly what encoding can produce.
  * Not responsible for: reading or writing files, or what a batch means (rebuild.c).
  *
- * Every decoder returns KV_OK, KV_ERR_CORRUPT, or KV_ERR_VERSION where a version field is larger than
- * ours; it writes its result on KV_OK only, and views point into the given bytes.
+ * Every decoder returns KV_OK, KV_ERR_CORRUPT, or KV_ERR_VERSION where a version field is larger
+ * than ours; it writes its result on KV_OK only, and views point into the given bytes.
  *
  * Threads: pure.
  * Units: bytes.

@@ -1,8 +1,9 @@
 /* store/index.h - the door to the index.
  *
- * Responsible for: key → entry look-up and ordered steps, and applying a batch's operations together
- * with the store's state in one durable transaction. The file grows by itself.
- * Not responsible for: segments, or what to do when the index is damaged (store_open.c, rebuild.c).
+ * Responsible for: key → entry look-up and ordered steps, and applying a batch's operations
+ * together with the store's state in one durable transaction. The file grows by itself.
+ * Not responsible for: segments, or what to do when the index is damaged (store_open.c,
+ * rebuild.c).
  *
  * Threads: one thread applies; any thread looks up meanwhile. No transaction outlives a call.
  * Units: bytes.

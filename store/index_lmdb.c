@@ -1,7 +1,7 @@
 /* store/index_lmdb.c - the index in LMDB.
  *
- * Responsible for: two named databases, short transactions that copy out, a map that doubles when it
- * is full and follows when another process has doubled it.
+ * Responsible for: two named databases, short transactions that copy out, a map that doubles when
+ * it is full and follows when another process has doubled it.
  * Not responsible for: checking entries (fmt.c) or deciding what a missing one means.
  *
  * LMDB wants no transaction of this process active while the map changes size: every transaction
@@ -166,7 +166,8 @@ static enum kv_err open_lmdb(struct index *index, const struct index_options *op
     if (options->mode == INDEX_CREATE)
         extra |= MDB_NOSYNC;
     int rc = open_env(index, options, extra);
-    /* A reader that may not write the lock file reads without one: there can be no writer either. */
+    /* A reader that may not write the lock file reads without one: there can be no writer either.
+     */
     if (options->mode == INDEX_READ && (rc == EACCES || rc == EPERM || rc == EROFS))
         rc = open_env(index, options, extra | MDB_NOLOCK);
     if (rc != 0)

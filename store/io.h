@@ -7,8 +7,8 @@
  * partial transfers are continued behind the door; requests of any size are split there.
  *
  * Functions return 0 or a positive errno value instead of enum kv_err, because callers decide by
- * errno (EINVAL from O_DIRECT, ENOSPC, EROFS); segment.c and store_open.c translate once.
- * Files and directories are descriptors; names are relative to a directory descriptor, one component
+ * errno (EINVAL from O_DIRECT, ENOSPC, EROFS); segment.c and store_open.c translate once. Files
+ * and directories are descriptors; names are relative to a directory descriptor, one component
  * long, and never followed when they are symbolic links.
  *
  * Threads: a door's functions from any thread; a queue has one owner thread at a time.
@@ -89,8 +89,8 @@ struct io_door {
     int (*random)(void *context, void *bytes, size_t count); /* for the store id only */
 
     int (*queue_open)(void *context, const struct io_queue_options *options, struct io_queue **out);
-    /* Waits until nothing is in flight or, for a stalled device, at most `timeout_ns`; ETIMEDOUT says
-     * that the kernel may still use the buffers, and the queue is leaked on purpose. */
+    /* Waits until nothing is in flight or, for a stalled device, at most `timeout_ns`; ETIMEDOUT
+     * says that the kernel may still use the buffers, and the queue is leaked on purpose. */
     int (*queue_close)(void *context, struct io_queue *queue, uint64_t timeout_ns);
     const char *(*queue_name)(void *context, const struct io_queue *queue);     /* in force */
     const char *(*queue_fallback)(void *context, const struct io_queue *queue); /* "" or why */

@@ -203,6 +203,7 @@ int io_files_random(void *context, void *bytes, size_t count) {
     /* Up to 256 bytes come whole or not at all. */
     if (count > 256)
         return EINVAL;
+    /* tidy-allow: random an id that no other store has cannot come from a seed */
     ssize_t got = getrandom(bytes, count, 0);
     if (got < 0)
         return errno;

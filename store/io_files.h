@@ -19,8 +19,8 @@ struct io_queue {
 /* One system call moves at most this much: the kernel stops at 0x7ffff000. */
 #define IO_FILES_CALL_BYTES_MAX ((size_t)1 << 30)
 
-/* A read that ended in the middle of a sector has met the end of the file: going on from there would
- * be refused with O_DIRECT. */
+/* A read that ended in the middle of a sector has met the end of the file: going on from there
+ * would be refused with O_DIRECT. */
 enum { IO_FILES_SECTOR_BYTES = 512 };
 
 /* The file calls of io.h, for the tables of both doors. */
@@ -48,8 +48,8 @@ int io_files_random(void *context, void *bytes, size_t count);
     .truncate = io_files_truncate, .read = io_files_read, .write = io_files_write,                 \
     .sync = io_files_sync, .lock = io_files_lock, .random = io_files_random
 
-/* Moves all of it, continuing after interrupted and partial calls. A read may end early at the end of
- * the file. Returns 0 or errno. */
+/* Moves all of it, continuing after interrupted and partial calls. A read may end early at the end
+ * of the file. Returns 0 or errno. */
 int io_files_transfer(const struct io_request *request, uint64_t *done_out);
 
 #endif

@@ -1,7 +1,7 @@
 /* store/io_posix.c - the door with plain system calls and a few threads.
  *
- * Responsible for: the same queue behaviour as io_uring.c where the kernel has no io_uring or refuses
- * it: several requests in flight, completions in any order, deadlines.
+ * Responsible for: the same queue behaviour as io_uring.c where the kernel has no io_uring or
+ * refuses it: several requests in flight, completions in any order, deadlines.
  * Not responsible for: file calls (io_files.c).
  */
 #include "store/io.h"

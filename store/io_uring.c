@@ -1,10 +1,10 @@
 /* store/io_uring.c - the door with io_uring queues.
  *
- * Responsible for: rings with registered buffers, continued partial transfers, deadlines, and giving
- * the POSIX queue with a reason where the kernel refuses a ring.
- * Not responsible for: file calls (io_files.c). Files are not registered: a request moves up to 1 MiB,
- * beside which the saved look-up is nothing, and a descriptor number that is closed and used again
- * would go on meaning the old file.
+ * Responsible for: rings with registered buffers, continued partial transfers, deadlines, and
+ * giving the POSIX queue with a reason where the kernel refuses a ring.
+ * Not responsible for: file calls (io_files.c). Files are not registered: a request moves up to 1
+ * MiB, beside which the saved look-up is nothing, and a descriptor number that is closed and used
+ * again would go on meaning the old file.
  */
 #include "store/io.h"
 

@@ -76,19 +76,21 @@ int segment_writer_drop(struct segment_writer *writer);
  * bounds preallocation: how far the files may grow. KV_ERR_NO_SPACE, KV_ERR_IO, KV_ERR_LIMIT. */
 enum kv_err segment_reserve(struct segment_writer *writer, uint64_t bytes, uint64_t room_bytes,
                             struct fmt_place *out, struct kv_diag *diag);
-/* Copies bytes behind what was filled in before; may wait for a buffer. KV_ERR_NO_SPACE, KV_ERR_IO. */
+/* Copies bytes behind what was filled in before; may wait for a buffer. KV_ERR_NO_SPACE,
+ * KV_ERR_IO. */
 enum kv_err segment_fill(struct segment_writer *writer, const void *bytes, size_t count,
                          struct kv_diag *diag);
 /* Zeros up to the next page. Codes as segment_fill. */
 enum kv_err segment_pad(struct segment_writer *writer, struct kv_diag *diag);
 /* All written, none in flight; not yet durable. */
 enum kv_err segment_flush(struct segment_writer *writer, struct kv_diag *diag);
-/* All durable, new files' names too. A failure here cannot be repeated: KV_ERR_IO, KV_ERR_NO_SPACE. */
+/* All durable, new files' names too. A failure here cannot be repeated: KV_ERR_IO,
+ * KV_ERR_NO_SPACE. */
 enum kv_err segment_sync(struct segment_writer *writer, struct kv_diag *diag);
 /* What was appended stays. */
 void segment_commit(struct segment_writer *writer);
-/* Back to the last commit. KV_ERR_IO: something is left behind the tail, or a sync has failed before:
- * the writer is of no more use. */
+/* Back to the last commit. KV_ERR_IO: something is left behind the tail, or a sync has failed
+ * before: the writer is of no more use. */
 enum kv_err segment_rollback(struct segment_writer *writer, struct kv_diag *diag);
 
 struct fmt_place segment_tail(const struct segment_writer *writer);

@@ -1,12 +1,13 @@
 /* store/store.c - looking up records, and the rules that the whole folder keeps.
  *
  * Responsible for: store_get, store_exists, store_next, stats.
- * Not responsible for: opening (store_open.c, recover.c, rebuild.c), batches (store_batch.c), extents
- * (store_read.c).
+ * Not responsible for: opening (store_open.c, recover.c, rebuild.c), batches (store_batch.c),
+ * extents (store_read.c).
  *
  * Invariants:
  * 1. An index entry never refers to bytes that have not been synced.
- * 2. The digest lives with the referrer (index entry and batch record), never only beside the bytes.
+ * 2. The digest lives with the referrer (index entry and batch record), never only beside the
+ * bytes.
  * 3. Bytes that nobody refers to are garbage.
  * 4. A read returns bytes that match the digest, or an error, never anything else.
  * 5. Each index entry ends with XXH3-64 over key and value.

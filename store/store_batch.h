@@ -46,11 +46,11 @@ struct store_put {
 
 struct store_batch; /* belongs to the store; ended by commit or abandon */
 
-/* `worst_bytes` is the caller's bound on the raw bytes of all parts, each rounded up to 4 KiB, plus
- * all keys and values; 0 promises nothing. A batch that could pass bytes_max is refused here, or at
- * the put that would pass it, before those bytes are written.
- * KV_ERR_NO_SPACE (need and have in the diag), KV_ERR_BUSY a batch is open, KV_ERR_INVALID the store
- * is read-only, KV_ERR_IO writing was given up after a failed sync: reopen. */
+/* `worst_bytes` is the caller's bound on the raw bytes of all parts, each rounded up to 4 KiB,
+ * plus all keys and values; 0 promises nothing. A batch that could pass bytes_max is refused here,
+ * or at the put that would pass it, before those bytes are written.
+ * KV_ERR_NO_SPACE (need and have in the diag), KV_ERR_BUSY a batch is open, KV_ERR_INVALID the
+ * store is read-only, KV_ERR_IO writing was given up after a failed sync: reopen. */
 enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
                               struct kv_diag *diag);
 
@@ -87,9 +87,10 @@ enum kv_err store_batch_delete(struct store_batch *batch, const void *key, size_
                                struct kv_diag *diag);
 
 /* Ends the batch in every case: on KV_OK it is durable, on an error it is gone, the files are cut
- * back and older data is untouched. A batch without changes writes nothing. `stats_out` may be NULL;
- * it is written in every case. After KV_ERR_IO from a sync or a half-known index commit the store
- * takes no further batch until it is reopened (a failed sync cannot be repeated); reads go on.
+ * back and older data is untouched. A batch without changes writes nothing. `stats_out` may be
+ * NULL; it is written in every case. After KV_ERR_IO from a sync or a half-known index commit the
+ * store takes no further batch until it is reopened (a failed sync cannot be repeated); reads go
+ * on.
  * KV_ERR_NO_SPACE, KV_ERR_IO, KV_ERR_LIMIT, KV_ERR_NOMEM, or what an earlier put returned. */
 enum kv_err store_batch_commit(struct store_batch *batch, struct store_commit_stats *stats_out,
                                struct kv_diag *diag);

@@ -1,6 +1,7 @@
 /* store/store_check.c - reading an entry only to see whether it is whole.
  *
- * Responsible for: memory for the extents of one entry, a few MiB at a time, and adding up the account.
+ * Responsible for: memory for the extents of one entry, a few MiB at a time, and adding up the
+ * account.
  * Not responsible for: how bytes are read (store_read.c).
  */
 #include "store/store_inner.h"

@@ -1,12 +1,12 @@
 /* store/store_inner.h - what the files of the store share: the handle itself.
  *
- * Responsible for: struct store and the few calls between store_open.c, store_batch.c, store_read.c,
- * recover.c and rebuild.c.
+ * Responsible for: struct store and the few calls between store_open.c, store_batch.c,
+ * store_read.c, recover.c and rebuild.c.
  * Not responsible for: anything outside store/.
  *
- * Threads: fields above `lock` are set at open and then constant; those below it are guarded by it,
- * except `writer`, `codec` and `batch`, which belong to the thread that has the batch. `lock` is
- * never held across I/O.
+ * Threads: fields above `lock` are set at open and then constant; those below it are guarded by
+ * it, except `writer`, `codec` and `batch`, which belong to the thread that has the batch. `lock`
+ * is never held across I/O.
  * Units: bytes, nanoseconds.
  */
 #ifndef STORE_STORE_INNER_H
@@ -82,8 +82,8 @@ struct recover_list { /* batch records found on disk, unsorted */
 /* The segments that are there, ascending, into *numbers_out (released by the caller). */
 enum kv_err recover_segments(struct store *store, uint32_t **numbers_out, size_t *count_out,
                              struct kv_diag *diag);
-/* Adds every batch record of this store in one segment from an offset on; *nonzero_end_out is the end
- * of the last page that is not all zeros. */
+/* Adds every batch record of this store in one segment from an offset on; *nonzero_end_out is the
+ * end of the last page that is not all zeros. */
 enum kv_err recover_scan(struct store *store, struct fmt_place from, struct recover_list *list,
                          uint64_t *nonzero_end_out, struct kv_diag *diag);
 /* Reads a whole batch record into *record_out (released by the caller). */
@@ -98,7 +98,8 @@ enum kv_err recover_apply(struct index *index, const struct fmt_batch *batch, co
 /* Index there: takes over complete batches behind the tail, cuts off the rest. */
 enum kv_err recover_forward(struct store *store, struct kv_diag *diag);
 
-/* rebuild.c: makes index/ anew from the segments; the caller holds the lock and has index closed. */
+/* rebuild.c: makes index/ anew from the segments; the caller holds the lock and has index closed.
+ */
 enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_diag *diag);
 
 /* store_read.c */

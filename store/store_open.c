@@ -1,7 +1,7 @@
 /* store/store_open.c - opening and closing the directory.
  *
- * Responsible for: FORMAT, LOCK, directories, refusing symbolic links, deciding between the index as
- * it is, rolling forward (recover.c) and rebuilding (rebuild.c).
+ * Responsible for: FORMAT, LOCK, directories, refusing symbolic links, deciding between the index
+ * as it is, rolling forward (recover.c) and rebuilding (rebuild.c).
  * Not responsible for: what is in the records.
  */
 #include "store/store_inner.h"

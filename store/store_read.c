@@ -1,11 +1,13 @@
 /* store/store_read.c - many extents from disk at once.
  *
- * Responsible for: cutting extents into requests of up to 1 MiB, keeping the queue full in the order
- * given, putting the bytes where they belong, and saying of every extent whether it is whole.
+ * Responsible for: cutting extents into requests of up to 1 MiB, keeping the queue full in the
+ * order given, putting the bytes where they belong, and saying of every extent whether it is
+ * whole.
  * Not responsible for: unzipping (codec.c) or finding extents.
  *
- * A raw extent whose pieces are pages goes straight to them. Everything else that is raw passes through
- * registered staging. A compressed one is read whole into memory of its own and unzipped from there.
+ * A raw extent whose pieces are pages goes straight to them. Everything else that is raw passes
+ * through registered staging. A compressed one is read whole into memory of its own and unzipped
+ * from there.
  */
 #include "store/store_read.h"
 
@@ -337,8 +339,8 @@ static enum kv_err begin(struct round *round, size_t index) {
     return err;
 }
 
-/* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none is
- * free. */
+/* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none
+ * is free. */
 static int plan_job(struct round *round, size_t index, struct job *job,
                     struct io_request *request) {
     const struct store_read *read = &round->args.reads[index];

@@ -26,7 +26,8 @@ struct store_read {
                          memory must not be used again before store_close has returned */
 };
 
-/* Called on the reading thread as soon as one read is over, well or not; must not call the store. */
+/* Called on the reading thread as soon as one read is over, well or not; must not call the store.
+ */
 typedef void (*store_read_done)(void *context, size_t read_index);
 
 struct store_read_args {

@@ -5,8 +5,8 @@
  * that were not synced are partly undone.
  * Not responsible for: LMDB's own I/O, which no door can reach.
  *
- * Threads: calls pass from any thread under one lock; arm and release from any thread; a queue keeps
- * its one owner.
+ * Threads: calls pass from any thread under one lock; arm and release from any thread; a queue
+ * keeps its one owner.
  * Units: bytes.
  */
 #ifndef TESTS_SUPPORT_FAULTY_IO_H
