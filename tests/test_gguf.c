@@ -219,6 +219,7 @@ static void bad_keys_are_named(void **state) {
     tiny_model_drop(file);
 }
 
+/* BREAK_TENSOR_OVERLAP lets two tensors share bytes. */
 static void bad_tensors_are_named(void **state) {
     (void)state;
     size_t size;

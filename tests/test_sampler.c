@@ -117,6 +117,7 @@ static void only_the_filtered_are_chosen(void **state) {
     assert_int_equal(seen, 20);
 }
 
+/* BREAK_RANDOM_POSITION draws the same number everywhere. */
 static void choice_depends_on_seed_and_position_alone(void **state) {
     (void)state;
     float logits[VOCAB];

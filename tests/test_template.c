@@ -182,6 +182,7 @@ static void a_chat_grows_turn_by_turn(void **state) {
     }
 }
 
+/* BREAK_TYPED_CONTROL reads control tokens out of what people write. */
 static void typed_control_tokens_stay_text(void **state) {
     (void)state;
     uint32_t items[512];

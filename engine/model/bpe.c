@@ -99,6 +99,9 @@ static void run_scan(const struct bpe *bpe, uint32_t *symbols, size_t *count) {
 }
 
 static int item_before(const struct bpe_item *a, const struct bpe_item *b) {
+#ifdef BREAK_MERGE_ORDER
+    return a->order >> 32 < b->order >> 32;
+#endif
     return a->order < b->order;
 }
 

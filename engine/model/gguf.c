@@ -251,6 +251,9 @@ static enum kv_err check_overlap(struct parse *parse) {
     qsort(gguf->sorted, gguf->tensor_count, sizeof gguf->sorted[0], by_place);
     for (uint32_t i = 1; i < gguf->tensor_count; i++) {
         const struct gguf_tensor *left = gguf->sorted[i - 1], *right = gguf->sorted[i];
+#ifdef BREAK_TENSOR_OVERLAP
+        continue;
+#endif
         if ((const char *)left->data + left->size_bytes > (const char *)right->data)
             return kv_diag_set(parse->diag, KV_ERR_CORRUPT,
                                "the model file is damaged: tensors %.*s and %.*s overlap",

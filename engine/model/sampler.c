@@ -57,6 +57,9 @@ static uint64_t mix(uint64_t x) {
 }
 
 double sampler_random(uint64_t seed, uint64_t position) {
+#ifdef BREAK_RANDOM_POSITION
+    position = 0;
+#endif
     uint64_t bits = mix(mix(seed + 0x9e3779b97f4a7c15u) + position * 0x9e3779b97f4a7c15u);
     return (double)(bits >> 11) * 0x1p-53;
 }

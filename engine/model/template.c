@@ -7,6 +7,13 @@
 
 #include <string.h>
 
+/* What people write is tokenized with special parsing off. */
+#ifdef BREAK_TYPED_CONTROL
+enum { TYPED_FLAGS = TOKENIZER_PARSE_SPECIAL };
+#else
+enum { TYPED_FLAGS = 0 };
+#endif
+
 /* Where a rendering goes: `ids` NULL is text. Text between two control tokens is collected first,
  * because it must be tokenized as one string. */
 struct sink {
@@ -43,8 +50,8 @@ static enum kv_err put_text(struct sink *sink, const char *text, size_t bytes) {
 static enum kv_err flush(struct sink *sink) {
     if (sink->segment_bytes == 0)
         return KV_OK;
-    enum kv_err err = tokenizer_encode(sink->tmpl->tokenizer, sink->segment, sink->segment_bytes, 0,
-                                       sink->ids, sink->diag);
+    enum kv_err err = tokenizer_encode(sink->tmpl->tokenizer, sink->segment, sink->segment_bytes,
+                                       TYPED_FLAGS, sink->ids, sink->diag);
     sink->segment_bytes = 0;
     return err == KV_ERR_LIMIT ? KV_OK : err;
 }
