@@ -1,0 +1,45 @@
+/* restore/rest_fetch.h - the list of reads that fills a shadow, by priority.
+ *
+ * Responsible for: which extent goes where, and in which order.
+ * Not responsible for: running the reads or digests (rest_load.c).
+ *
+ * First what the ladder's floor needs (META, KH, KM, VB or BF16 of every block, then sinks and
+ * window pages), then the refinement planes VR1, VR2, KL, VX.
+ *
+ * Threads: one owner.
+ * Units: bytes.
+ */
+#ifndef RESTORE_REST_FETCH_H
+#define RESTORE_REST_FETCH_H
+
+#include "engine/transfer.h"
+#include "restore/rest_plan.h"
+
+#include <sys/uio.h>
+
+enum { REST_FETCH_LABEL_BYTES = 48 };
+
+struct rest_fetch_item {
+    const struct store_extent *extent; /* in the plan */
+    enum layout_stream stream;
+    uint32_t piece_count;
+    struct iovec *pieces;
+    char label[REST_FETCH_LABEL_BYTES]; /* "block 3, stream VR1" */
+};
+
+struct rest_fetch {
+    const struct kv_alloc *alloc;
+    struct rest_fetch_item *items;
+    struct iovec *pieces;
+    size_t count, piece_count;
+    uint64_t raw_bytes;
+};
+
+/* NOMEM; CORRUPT when an extent's size is not that of its place. Release in every case. */
+enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
+                            struct rest_fetch *fetch_out, struct kv_diag *diag);
+void rest_fetch_release(struct rest_fetch *fetch);
+/* The item's destination as transfer.h describes it. */
+struct transfer_part rest_fetch_part(const struct rest_fetch_item *item);
+
+#endif

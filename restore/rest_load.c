@@ -1,0 +1,219 @@
+/* restore/rest_load.c - reads and digests side by side, until every reserved slot is right.
+ *
+ * Responsible for: running the list of reads, digesting what has landed while later reads are under
+ * way, refusing what differs, progress and cancelling.
+ * Not responsible for: the order of reads (rest_fetch.c), publishing (rest_wake.c).
+ */
+#include "restore/rest_load.h"
+
+#include "restore/rest_fetch.h"
+
+#include <pthread.h>
+#include <string.h>
+
+/* Between rounds a wake can be cancelled; a round is long enough to keep the disk busy. */
+static const uint64_t round_bytes_max = (uint64_t)64 << 20;
+
+enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
+                            const struct kv_digest *found, struct kv_diag *diag) {
+    char expected_text[KV_DIGEST_HEX_BYTES];
+    char found_text[KV_DIGEST_HEX_BYTES];
+    if (kv_digest_equal(expected, found))
+        return KV_OK;
+    kv_digest_hex(expected, expected_text);
+    kv_digest_hex(found, found_text);
+    return kv_diag_set(diag, KV_ERR_CORRUPT, "%s: digest is %s, saved was %s", what, found_text,
+                       expected_text);
+}
+
+struct loading {
+    const struct rest_load_args *args;
+    struct rest_fetch fetch;
+    struct store_read *reads; /* one for each item */
+    pthread_mutex_t lock;
+    pthread_cond_t landed;
+    size_t *queue; /* items that have landed, in that order */
+    size_t queue_first, queue_end;
+    int closed;
+    /* Of the digest thread; read by the caller after the join. */
+    uint64_t digest_ns;
+    uint32_t checked, failed;
+    enum kv_err err;
+    struct kv_diag diag;
+    /* Of the reading thread. */
+    size_t round_first;
+    uint64_t bytes_done;
+    int cancelled;
+};
+
+/* 0 when there will be no more. */
+static int next_landed(struct loading *loading, size_t *item_out) {
+    pthread_mutex_lock(&loading->lock);
+    while (loading->queue_first == loading->queue_end && !loading->closed)
+        pthread_cond_wait(&loading->landed, &loading->lock);
+    int more = loading->queue_first < loading->queue_end;
+    if (more)
+        *item_out = loading->queue[loading->queue_first++];
+    pthread_mutex_unlock(&loading->lock);
+    return more;
+}
+
+static void *digest_main(void *context) {
+    struct loading *loading = context;
+    const struct kv_clock *clock = loading->args->source->clock;
+    size_t index;
+    while (next_landed(loading, &index)) {
+        const struct rest_fetch_item *item = &loading->fetch.items[index];
+        struct transfer_part part = rest_fetch_part(item);
+        uint64_t begun = kv_clock_now_ns(clock);
+        struct kv_digest found = transfer_part_digest(&part);
+        loading->digest_ns += kv_clock_now_ns(clock) - begun;
+        struct kv_diag diag = {""};
+        enum kv_err err = rest_load_check(item->label, &item->extent->digest, &found, &diag);
+        loading->checked++;
+        if (err == KV_OK)
+            continue;
+        loading->failed++;
+        if (loading->err == KV_OK) {
+            loading->err = err;
+            loading->diag = diag;
+        }
+    }
+    return NULL;
+}
+
+static void read_done(void *context, size_t read_index) {
+    struct loading *loading = context;
+    const struct restore_options *options = loading->args->options;
+    size_t index = loading->round_first + read_index;
+    loading->bytes_done += loading->fetch.items[index].extent->raw_bytes;
+    if (loading->reads[index].result == KV_OK) {
+        pthread_mutex_lock(&loading->lock);
+        loading->queue[loading->queue_end++] = index;
+        pthread_cond_signal(&loading->landed);
+        pthread_mutex_unlock(&loading->lock);
+    }
+    if (options->progress != NULL && !loading->cancelled &&
+        options->progress(options->progress_context, loading->bytes_done,
+                          loading->fetch.raw_bytes) == 0)
+        loading->cancelled = 1;
+}
+
+static void add_stats(struct receipt *receipt, const struct store_read_stats *stats) {
+    receipt->door_bytes += stats->read_bytes;
+    receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
+    receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns;
+    receipt->direct = stats->direct;
+    if (stats->in_flight_max > receipt->in_flight_most)
+        receipt->in_flight_most = (uint32_t)stats->in_flight_max;
+    size_t length =
+        stats->door_name == NULL ? 0 : strnlen(stats->door_name, sizeof receipt->door - 1);
+    if (length != 0)
+        memcpy(receipt->door, stats->door_name, length);
+    receipt->door[length] = 0;
+}
+
+static size_t round_end(const struct loading *loading, size_t first) {
+    uint64_t bytes = 0;
+    size_t end = first;
+    while (end < loading->fetch.count && (end == first || bytes < round_bytes_max))
+        bytes += loading->fetch.items[end++].extent->raw_bytes;
+    return end;
+}
+
+static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    for (size_t first = 0; first < loading->fetch.count && err == KV_OK;) {
+        size_t end = round_end(loading, first);
+        const struct store_read_args args = {.reads = loading->reads + first,
+                                             .count = end - first,
+                                             .done = read_done,
+                                             .context = loading};
+        struct store_read_stats stats = {0};
+        loading->round_first = first;
+        err = store_read(loading->args->source->store, &args, &stats, diag);
+        add_stats(loading->args->receipt, &stats);
+        first = end;
+        if (err == KV_OK && loading->cancelled)
+            err = kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
+    }
+    return err;
+}
+
+static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
+    const struct rest_load_args *args = loading->args;
+    enum kv_err err = rest_fetch_list(args->plan, args->load, &loading->fetch, diag);
+    if (err != KV_OK)
+        return err;
+    size_t count = loading->fetch.count;
+    loading->reads = kv_alloc_zeroed(args->source->alloc, count, sizeof *loading->reads);
+    loading->queue = kv_alloc_zeroed(args->source->alloc, count, sizeof *loading->queue);
+    if (loading->reads == NULL || loading->queue == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu reads", count);
+    for (size_t i = 0; i < count; i++) {
+        const struct rest_fetch_item *item = &loading->fetch.items[i];
+        loading->reads[i] = (struct store_read){.extent = item->extent,
+                                                .pieces = item->pieces,
+                                                .piece_count = item->piece_count,
+                                                .verify = 0,
+                                                .label = item->label};
+    }
+    return KV_OK;
+}
+
+static void count_streams(const struct loading *loading) {
+    struct receipt *receipt = loading->args->receipt;
+    for (size_t i = 0; i < loading->fetch.count; i++) {
+        const struct rest_fetch_item *item = &loading->fetch.items[i];
+        if (loading->reads[i].result != KV_OK)
+            continue;
+        receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
+        receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
+        receipt->pages += item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
+    }
+    receipt->blocks = loading->args->plan->image.block_count;
+    receipt->digests_checked += loading->checked;
+    receipt->digests_failed += loading->failed;
+    receipt->stage_ns[RECEIPT_DIGEST] += loading->digest_ns;
+}
+
+/* Reads on this thread, digests on another; both have ended when it returns. */
+static enum kv_err read_and_digest(struct loading *loading, int *in_doubt_out,
+                                   struct kv_diag *diag) {
+    pthread_t thread;
+    int error = pthread_create(&thread, NULL, digest_main, loading);
+    if (error != 0)
+        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the digest thread");
+    enum kv_err err = read_all(loading, diag);
+    pthread_mutex_lock(&loading->lock);
+    loading->closed = 1;
+    pthread_cond_signal(&loading->landed);
+    pthread_mutex_unlock(&loading->lock);
+    pthread_join(thread, NULL);
+    count_streams(loading);
+    for (size_t i = 0; i < loading->fetch.count; i++)
+        *in_doubt_out |= loading->reads[i].in_doubt;
+    if (err == KV_OK && loading->err != KV_OK)
+        err = kv_diag_set(diag, loading->err, "%s", loading->diag.text);
+    return err;
+}
+
+enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
+                          struct kv_diag *diag) {
+    struct loading loading = {.args = args};
+    *in_doubt_out = 0;
+    pthread_mutex_init(&loading.lock, NULL);
+    pthread_cond_init(&loading.landed, NULL);
+    enum kv_err err = prepare(&loading, diag);
+    if (err == KV_OK)
+        err = read_and_digest(&loading, in_doubt_out, diag);
+    if (err == KV_OK && loading.checked != loading.fetch.count)
+        err = kv_diag_set(diag, KV_ERR_IO, "%u of %zu extents were digested", loading.checked,
+                          loading.fetch.count);
+    pthread_cond_destroy(&loading.landed);
+    pthread_mutex_destroy(&loading.lock);
+    kv_alloc_release(args->source->alloc, loading.reads);
+    kv_alloc_release(args->source->alloc, loading.queue);
+    rest_fetch_release(&loading.fetch);
+    return err;
+}

@@ -1,0 +1,33 @@
+/* restore/rest_load.h - from extents into reserved slots, every digest checked.
+ *
+ * Responsible for: the order of reads, digests on a second thread while reads go on, the one place
+ * where restore accepts or refuses a digest.
+ * Not responsible for: reserving or publishing (transfer.h), reading itself (rest_fetch.h).
+ *
+ * Threads: the caller reads; a thread that lives for the call digests.
+ * Units: bytes, nanoseconds.
+ */
+#ifndef RESTORE_REST_LOAD_H
+#define RESTORE_REST_LOAD_H
+
+#include "restore/rest_plan.h"
+#include "restore/restore.h"
+
+/* CORRUPT naming `what` and both digests. */
+enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
+                            const struct kv_digest *found, struct kv_diag *diag);
+
+/* Fills everything that `load` reserved. Adds bytes, digests and times to the receipt. On an error
+ * *in_doubt_out says whether a late read may still write into the slots: then they must stay
+ * reserved. CORRUPT, IO, NOMEM, CANCELLED. */
+struct rest_load_args {
+    const struct restore_source *source;
+    const struct rest_plan *plan;
+    struct transfer_load *load;
+    const struct restore_options *options;
+    struct receipt *receipt;
+};
+enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
+                          struct kv_diag *diag);
+
+#endif

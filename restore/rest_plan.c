@@ -1,0 +1,343 @@
+/* restore/rest_plan.c - records and image of a head snapshot, found and checked.
+ *
+ * Responsible for: what rest_plan.h promises, and restore_plan and restore_image.
+ * Not responsible for: reading planes or pages.
+ *
+ * Nothing is taken from a record that the image does not confirm: the snapshot record holds the
+ * image's root, the image holds the block chain and the pages' digests, so a record of another
+ * session, block or time is found here, before any slot is reserved.
+ */
+#include "restore/rest_plan.h"
+
+#include "restore/rest_load.h"
+#include "restore/restore.h"
+#include "store/base/bytes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* An image grows with tokens, roles, tiers and needles; beyond this it was not written by us. */
+static const uint64_t image_bytes_max = (uint64_t)64 << 20;
+
+const struct image_policy *rest_plan_policy(const struct rest_plan *plan) {
+    return &plan->image.policies[plan->image.policy_count - 1].policy;
+}
+
+enum layout_tier rest_plan_tier(const struct rest_plan *plan, uint32_t index) {
+    return image_tier(rest_plan_policy(plan), index, plan->image.n_kv);
+}
+
+const struct store_extent *rest_plan_extent(const struct rest_plan_block *block,
+                                            enum layout_stream stream) {
+    for (uint32_t i = 0; i < block->extent_count; i++)
+        if (block->extents[i].kind == (uint8_t)stream)
+            return &block->extents[i];
+    return NULL;
+}
+
+/* --- name, snapshot, image */
+
+static enum kv_err read_name(struct store *store, const char *name, struct record_name *out,
+                             struct kv_diag *diag) {
+    struct record_key key = record_key_name(name);
+    struct store_record stored;
+    enum kv_err err = session_check_name(name, diag);
+    if (err != KV_OK)
+        return err;
+    err = store_get(store, key.bytes, key.size, &stored, diag);
+    if (err == KV_ERR_NOT_FOUND)
+        return kv_diag_set(diag, err, "there is no stored session %s", name);
+    if (err != KV_OK)
+        return err;
+    err = record_get_name(stored.value, stored.value_bytes, out, diag);
+    store_record_release(store, &stored);
+    return err;
+}
+
+/* Missing behind a name that exists is damage, not absence. */
+static enum kv_err must_exist(struct store *store, const struct record_key *key, const char *what,
+                              struct store_record *out, struct kv_diag *diag) {
+    enum kv_err err = store_get(store, key->bytes, key->size, out, diag);
+    if (err == KV_ERR_NOT_FOUND)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is missing from the index", what);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "%s", what);
+    return err;
+}
+
+static enum kv_err read_image_bytes(struct store *store, const struct store_record *stored,
+                                    struct rest_plan *plan, uint8_t **bytes_out,
+                                    struct kv_diag *diag) {
+    if (stored->extent_count != 1 || stored->extents[0].kind != RECORD_KIND_IMAGE)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "the snapshot record has no image");
+    const struct store_extent *extent = &stored->extents[0];
+    if (extent->raw_bytes > image_bytes_max)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "the image claims %llu bytes",
+                           (unsigned long long)extent->raw_bytes);
+    uint8_t *bytes = kv_alloc_aligned(plan->alloc, extent->raw_bytes, STORE_PAGE_BYTES);
+    if (bytes == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for an image of %llu bytes",
+                           (unsigned long long)extent->raw_bytes);
+    const struct iovec piece = {bytes, extent->raw_bytes};
+    struct store_read read = {.extent = extent,
+                              .pieces = &piece,
+                              .piece_count = 1,
+                              .verify = 1,
+                              .label = "session image"};
+    const struct store_read_args args = {.reads = &read, .count = 1};
+    enum kv_err err = store_read(store, &args, &plan->read, diag);
+    if (err != KV_OK) {
+        /* A read that may still come must not find its memory in other hands. */
+        if (!read.in_doubt)
+            kv_alloc_release(plan->alloc, bytes);
+        return err;
+    }
+    plan->image_stored_bytes = extent->stored_bytes;
+    plan->digests_checked++;
+    *bytes_out = bytes;
+    return KV_OK;
+}
+
+static enum kv_err same_as_record(const struct rest_plan *plan, const char *name,
+                                  struct kv_diag *diag) {
+    const struct image *image = &plan->image;
+    const struct record_snapshot *record = &plan->record;
+    int pages_equal = image->page_count == record->page_count;
+    for (uint32_t i = 0; pages_equal && i < image->page_count; i++)
+        pages_equal = image->pages[i].page_id == record->page_ids[i];
+    if (strcmp(image->name, name) != 0 || strcmp(record->name, name) != 0)
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "the stored head is a snapshot of session %s (record: %s)", image->name,
+                           record->name);
+    if (image->lineage != record->lineage || image->n_kv != record->n_kv || image->n != record->n ||
+        image->block_count != record->block_count || image->sinks.page_id != record->sinks_page ||
+        !pages_equal)
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "snapshot record and image differ in position, lineage or pages");
+    return KV_OK;
+}
+
+static enum kv_err read_snapshot(struct store *store, const char *name, struct rest_plan *plan,
+                                 struct kv_diag *diag) {
+    struct record_key key = record_key_snapshot(plan->snapshot);
+    struct store_record stored;
+    uint8_t *bytes = NULL;
+    enum kv_err err = must_exist(store, &key, "the snapshot record", &stored, diag);
+    if (err != KV_OK)
+        return err;
+    KV_TRY(record_get_snapshot(stored.value, stored.value_bytes, &plan->record, diag));
+    KV_TRY(read_image_bytes(store, &stored, plan, &bytes, diag));
+    size_t size = stored.extents[0].raw_bytes;
+    struct kv_digest root = image_root(bytes, size);
+    KV_TRY(rest_load_check("root of the image", &plan->record.root, &root, diag));
+    KV_TRY(image_decode(bytes, size, plan->alloc, &plan->image, diag));
+    err = same_as_record(plan, name, diag);
+done:
+    kv_alloc_release(plan->alloc, bytes);
+    store_record_release(store, &stored);
+    return err;
+}
+
+enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
+                            struct rest_plan *plan_out, struct kv_diag *diag) {
+    struct record_name head;
+    memset(plan_out, 0, sizeof *plan_out);
+    plan_out->alloc = alloc;
+    enum kv_err err = read_name(store, name, &head, diag);
+    if (err != KV_OK)
+        return err;
+    plan_out->snapshot = head.snapshot;
+    err = read_snapshot(store, name, plan_out, diag);
+    if (err == KV_OK && plan_out->image.lineage != head.lineage)
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "the name record points at another lineage");
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "session %s", name);
+    return err;
+}
+
+void rest_plan_release(struct rest_plan *plan) {
+    if (plan->alloc == NULL)
+        return;
+    image_release(&plan->image, plan->alloc);
+    kv_alloc_release(plan->alloc, plan->blocks);
+    plan->blocks = NULL;
+}
+
+/* --- blocks and pages */
+
+static enum kv_err check_block(const struct rest_plan_where *where,
+                               const struct store_record *stored, struct kv_diag *diag) {
+    struct record_block record;
+    uint32_t seen = 0;
+    enum kv_err err = record_get_block(stored->value, stored->value_bytes, &record, diag);
+    if (err != KV_OK)
+        return err;
+    if (record.code_id != RECORD_CODE_ID || record.layout_id != RECORD_LAYOUT_ID)
+        return kv_diag_set(diag, KV_ERR_MISMATCH,
+                           "written with code %u and layout %u, this program has %d and %d",
+                           record.code_id, record.layout_id, RECORD_CODE_ID, RECORD_LAYOUT_ID);
+    if (record.first_position != LAYOUT_SINK_TOKENS + (uint64_t)where->index * LAYOUT_BLOCK_TOKENS)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "the record is of position %llu",
+                           (unsigned long long)record.first_position);
+    if (stored->extent_count > LAYOUT_STREAM_COUNT)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "%u extents", stored->extent_count);
+    for (uint32_t i = 0; i < stored->extent_count; i++) {
+        const struct store_extent *extent = &stored->extents[i];
+        if (extent->kind > LAYOUT_BF16 || seen & 1u << extent->kind)
+            return kv_diag_set(diag, KV_ERR_CORRUPT, "extent %u is no stream or is there twice", i);
+        seen |= 1u << extent->kind;
+        uint64_t expected = layout_stream_bytes(where->geometry, extent->kind);
+        if (extent->raw_bytes != expected)
+            return kv_diag_set(diag, KV_ERR_CORRUPT,
+                               "stream %s claims %llu bytes, the layout has %llu",
+                               layout_stream_name(extent->kind),
+                               (unsigned long long)extent->raw_bytes, (unsigned long long)expected);
+    }
+    for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++)
+        if (where->streams & ~seen & 1u << s)
+            return kv_diag_set(diag, KV_ERR_CORRUPT, "stream %s is missing", layout_stream_name(s));
+    return KV_OK;
+}
+
+enum kv_err rest_plan_read_block(struct store *store, const struct rest_plan_where *where,
+                                 struct rest_plan_block *block_out, struct kv_diag *diag) {
+    struct record_key key = record_key_block(where->lineage, where->index);
+    struct store_record stored;
+    char what[32];
+    snprintf(what, sizeof what, "block %u", where->index);
+    enum kv_err err = must_exist(store, &key, what, &stored, diag);
+    if (err != KV_OK)
+        return err;
+    err = check_block(where, &stored, diag);
+    if (err == KV_OK) {
+        block_out->extent_count = stored.extent_count;
+        memcpy(block_out->extents, stored.extents, stored.extent_count * sizeof *stored.extents);
+    } else {
+        kv_diag_prefix(diag, "%s", what);
+    }
+    store_record_release(store, &stored);
+    return err;
+}
+
+static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+    const struct image *image = &plan->image;
+    /* Every block is written at the top of its ladder, so all of that must be there. */
+    const struct rest_plan_where top = {
+        .lineage = image->lineage,
+        .geometry = &image->model.geometry,
+        .streams = layout_tier_streams(
+            rest_plan_policy(plan)->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4)};
+    struct kv_digest chain = {{0}};
+    if (image->block_count == 0)
+        return rest_load_check("block chain", &image->block_chain, &chain, diag);
+    plan->blocks = kv_alloc_zeroed(plan->alloc, image->block_count, sizeof *plan->blocks);
+    if (plan->blocks == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the places of %u blocks",
+                           image->block_count);
+    for (uint32_t b = 0; b < image->block_count; b++) {
+        struct rest_plan_block *block = &plan->blocks[b];
+        struct rest_plan_where where = top;
+        uint8_t kinds[LAYOUT_STREAM_COUNT];
+        struct kv_digest digests[LAYOUT_STREAM_COUNT];
+        where.index = b;
+        enum kv_err err = rest_plan_read_block(store, &where, block, diag);
+        if (err != KV_OK)
+            return err;
+        for (uint32_t i = 0; i < block->extent_count; i++) {
+            kinds[i] = block->extents[i].kind;
+            digests[i] = block->extents[i].digest;
+        }
+        chain = record_chain(&chain, image->lineage, b, kinds, digests, block->extent_count);
+    }
+    return rest_load_check("chain over all block records", &image->block_chain, &chain, diag);
+}
+
+static enum kv_err read_page(struct store *store, const struct rest_plan *plan,
+                             const struct image_page *page, struct store_extent *extent_out,
+                             struct kv_diag *diag) {
+    struct record_key key = record_key_page(page->page_id);
+    struct store_record stored;
+    struct record_page record;
+    char what[64];
+    snprintf(what, sizeof what, page->first == 0 ? "the sinks" : "the page at position %llu",
+             (unsigned long long)page->first);
+    enum kv_err err = must_exist(store, &key, what, &stored, diag);
+    if (err != KV_OK)
+        return err;
+    KV_TRY(record_get_page(stored.value, stored.value_bytes, &record, diag));
+    uint64_t bytes = layout_dense_bytes(&plan->image.model.geometry, page->tokens);
+    uint8_t kind = page->first == 0 ? LAYOUT_SINKS : LAYOUT_PAGE;
+    if (record.lineage != plan->image.lineage || record.first != page->first ||
+        record.tokens != page->tokens || stored.extent_count != 1 ||
+        stored.extents[0].kind != kind || stored.extents[0].raw_bytes != bytes)
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "its record has another place, length or owner");
+    else
+        err =
+            rest_load_check("digest in the index", &page->digest, &stored.extents[0].digest, diag);
+    if (err == KV_OK)
+        *extent_out = stored.extents[0];
+done:
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "%s", what);
+    store_record_release(store, &stored);
+    return err;
+}
+
+enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+    enum kv_err err = read_blocks(store, plan, diag);
+    if (err == KV_OK)
+        err = read_page(store, plan, &plan->image.sinks, &plan->sinks, diag);
+    for (uint32_t i = 0; err == KV_OK && i < plan->image.page_count; i++)
+        err = read_page(store, plan, &plan->image.pages[i], &plan->pages[i], diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "session %s", plan->image.name);
+    return err;
+}
+
+/* --- public */
+
+static void add_extent(const struct store_extent *extent, struct restore_plan *plan) {
+    plan->raw_bytes += extent->raw_bytes;
+    plan->stored_bytes += extent->stored_bytes;
+}
+
+enum kv_err restore_plan(const struct restore_source *source, const char *name,
+                         struct restore_plan *plan_out, struct kv_diag *diag) {
+    struct rest_plan plan = {0};
+    struct restore_plan out = {0};
+    enum kv_err err = KV_OK;
+    KV_TRY(rest_plan_image(source->store, source->alloc, name, &plan, diag));
+    KV_TRY(rest_plan_records(source->store, &plan, diag));
+    out.snapshot = plan.snapshot;
+    out.n = plan.image.n;
+    out.n_kv = plan.image.n_kv;
+    out.blocks = plan.image.block_count;
+    out.pages = plan.image.page_count;
+    out.slots = engine_plan_slots(source->engine, rest_plan_policy(&plan), plan.image.n_kv);
+    for (uint32_t b = 0; b < plan.image.block_count; b++) {
+        enum layout_tier tier = rest_plan_tier(&plan, b);
+        out.tier_blocks[tier]++;
+        for (uint32_t i = 0; i < plan.blocks[b].extent_count; i++)
+            if (layout_tier_streams(tier) & 1u << plan.blocks[b].extents[i].kind)
+                add_extent(&plan.blocks[b].extents[i], &out);
+    }
+    add_extent(&plan.sinks, &out);
+    for (uint32_t i = 0; i < plan.image.page_count; i++)
+        add_extent(&plan.pages[i], &out);
+    *plan_out = out;
+done:
+    rest_plan_release(&plan);
+    return err;
+}
+
+enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
+                          struct image *image_out, struct kv_diag *diag) {
+    struct rest_plan plan = {0};
+    enum kv_err err = rest_plan_image(store, alloc, name, &plan, diag);
+    if (err == KV_OK) {
+        *image_out = plan.image;
+        image_init(&plan.image);
+    }
+    rest_plan_release(&plan);
+    return err;
+}

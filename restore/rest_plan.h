@@ -1,0 +1,59 @@
+/* restore/rest_plan.h - what a wake needs, from records and image alone.
+ *
+ * Responsible for: finding every record of a session's head snapshot and checking that they are
+ * the ones the image speaks of, before any slot is reserved or any plane is read.
+ * Not responsible for: planes and pages themselves (rest_load.h).
+ *
+ * Threads: any; one owner.
+ * Units: bytes, tokens.
+ * Errors: NOT_FOUND (no such session), VERSION, CORRUPT naming record and stream, IO, NOMEM.
+ */
+#ifndef RESTORE_REST_PLAN_H
+#define RESTORE_REST_PLAN_H
+
+#include "engine/record.h"
+#include "store/store.h"
+#include "store/store_read.h"
+
+struct rest_plan_block {
+    uint32_t extent_count;
+    struct store_extent extents[LAYOUT_STREAM_COUNT]; /* in stored order */
+};
+
+struct rest_plan {
+    const struct kv_alloc *alloc;
+    uint64_t snapshot;
+    struct record_snapshot record;
+    struct image image;
+    struct rest_plan_block *blocks; /* [image.block_count] */
+    struct store_extent sinks, pages[IMAGE_PAGES_MAX];
+    uint64_t image_stored_bytes;
+    struct store_read_stats read; /* of the image */
+    uint32_t digests_checked;
+};
+
+/* The image alone: name -> snapshot -> image, root digest checked. Release in every case. */
+enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
+                            struct rest_plan *plan_out, struct kv_diag *diag);
+/* Adds blocks and pages to a plan that has its image. */
+enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
+void rest_plan_release(struct rest_plan *plan);
+
+/* The policy in force and the tier that block `index` is read at. */
+const struct image_policy *rest_plan_policy(const struct rest_plan *plan);
+enum layout_tier rest_plan_tier(const struct rest_plan *plan, uint32_t index);
+/* The extent of `stream` in a block, NULL when it has none. */
+const struct store_extent *rest_plan_extent(const struct rest_plan_block *block,
+                                            enum layout_stream stream);
+
+/* One block record, checked against layout: kinds, sizes, position. */
+struct rest_plan_where {
+    uint64_t lineage;
+    uint32_t index;
+    const struct layout_geometry *geometry;
+    uint32_t streams; /* that must be there, mask */
+};
+enum kv_err rest_plan_read_block(struct store *store, const struct rest_plan_where *where,
+                                 struct rest_plan_block *block_out, struct kv_diag *diag);
+
+#endif

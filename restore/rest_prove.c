@@ -1,0 +1,108 @@
+/* restore/rest_prove.c - fingerprint and needles after a load.
+ *
+ * Responsible for: what rest_prove.h promises.
+ * Not responsible for: asking (engine/needle.h).
+ *
+ * Logits are compared with memcmp and never with kv_digest_equal: this check must still stand
+ * where the comparison of stored bytes has been broken.
+ */
+#include "restore/rest_prove.h"
+
+#include "engine/needle.h"
+
+#include <math.h>
+#include <string.h>
+
+static int same_numerics(const struct rest_prove_args *args) {
+    return memcmp(&args->image->model.numerics, &args->here->numerics,
+                  sizeof args->here->numerics) == 0;
+}
+
+/* Ids that both have among their best, and the largest difference of their logits. */
+static uint32_t overlap(const struct image_fingerprint *saved,
+                        const struct image_fingerprint *found, float *diff_out) {
+    uint32_t both = 0;
+    *diff_out = 0;
+    for (int i = 0; i < IMAGE_TOP; i++) {
+        for (int k = 0; k < IMAGE_TOP; k++) {
+            if (saved->top_ids[i] != found->top_ids[k])
+                continue;
+            float diff = fabsf(saved->top_logits[i] - found->top_logits[k]);
+            both++;
+            if (!(diff <= *diff_out))
+                *diff_out = diff;
+        }
+    }
+    return both;
+}
+
+static enum kv_err prove_fingerprint(const struct rest_prove_args *args, struct kv_diag *diag) {
+    const struct image_fingerprint *saved = &args->image->fingerprint;
+    struct receipt *receipt = args->receipt;
+    struct image_fingerprint found;
+    enum kv_err err = session_fingerprint(args->session, 0, &found, diag);
+    if (err != KV_OK)
+        return err;
+    uint32_t both = overlap(saved, &found, &receipt->fingerprint_max_diff);
+    int bits = memcmp(&saved->logits, &found.logits, sizeof found.logits) == 0;
+    if (bits) {
+        receipt->fingerprint = RECEIPT_BITS_EQUAL;
+        return KV_OK;
+    }
+    receipt->fingerprint = RECEIPT_DIFFERENT;
+    if (same_numerics(args)) {
+        char saved_text[KV_DIGEST_HEX_BYTES];
+        char found_text[KV_DIGEST_HEX_BYTES];
+        kv_digest_hex(&saved->logits, saved_text);
+        kv_digest_hex(&found.logits, found_text);
+        return kv_diag_set(diag, KV_ERR_PROOF,
+                           "the fingerprint is %s, saved was %s (%u of %d best tokens agree, "
+                           "largest difference %.3g): the memory is not the one that was saved",
+                           found_text, saved_text, both, IMAGE_TOP,
+                           (double)receipt->fingerprint_max_diff);
+    }
+    if (both < REST_PROVE_OVERLAP_MIN || !(receipt->fingerprint_max_diff <= REST_PROVE_DIFF_MAX))
+        return kv_diag_set(diag, KV_ERR_PROOF,
+                           "%u of %d best tokens agree (at least %d wanted), largest difference "
+                           "%.3g (at most %.3g): the memory is not the one that was saved",
+                           both, IMAGE_TOP, REST_PROVE_OVERLAP_MIN,
+                           (double)receipt->fingerprint_max_diff, (double)REST_PROVE_DIFF_MAX);
+    receipt->fingerprint = RECEIPT_TOP_EQUAL;
+    return KV_OK;
+}
+
+static enum kv_err prove_needle(const struct rest_prove_args *args, uint32_t index,
+                                struct kv_diag *diag) {
+    const struct needle_question question = {.with_hole = 0, .floor = 0, .update = 0};
+    const struct image_needle *needle = &args->image->needles[index];
+    struct needle_result result;
+    enum kv_err err = needle_check(args->session, index, &question, &result, diag);
+    if (err == KV_ERR_LIMIT) /* no room for the question any more: counted as not asked */
+        return KV_OK;
+    if (err != KV_OK)
+        return err;
+    args->receipt->needles_asked++;
+    if (!result.passed)
+        return kv_diag_set(diag, KV_ERR_PROOF, "needle %s is kept but was not answered",
+                           needle->key);
+    args->receipt->needles_passed++;
+    /* A record carried forward from an earlier turn was asked at another length. */
+    if (same_numerics(args) && needle->asked_n_kv == args->image->n_kv &&
+        memcmp(&result.logp, &needle->logp, sizeof needle->logp) != 0)
+        return kv_diag_set(diag, KV_ERR_PROOF,
+                           "needle %s is answered with log-probability %.9g, saved was %.9g",
+                           needle->key, (double)result.logp, (double)needle->logp);
+    return KV_OK;
+}
+
+enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag) {
+    const struct image *image = args->image;
+    enum kv_err err = prove_fingerprint(args, diag);
+    args->receipt->needles_recorded = image->needle_count;
+    for (uint32_t i = 0; err == KV_OK && i < image->needle_count; i++) {
+        args->receipt->needles_kept += image->needles[i].kept != 0;
+        if (image->needles[i].kept && !args->skip_needles)
+            err = prove_needle(args, i, diag);
+    }
+    return err;
+}

@@ -1,0 +1,226 @@
+/* restore/rest_wake.c - plan, reserve, load, publish, prove, receipt.
+ *
+ * Responsible for: the order of these, what is undone when one fails, the receipt; reading back
+ * planes of a live block.
+ * Not responsible for: any of the steps themselves.
+ */
+#include "restore/restore.h"
+
+#include "restore/rest_load.h"
+#include "restore/rest_plan.h"
+#include "restore/rest_prove.h"
+
+#include <assert.h>
+#include <string.h>
+
+struct wake {
+    const struct restore_source *source;
+    const struct restore_options *options;
+    struct rest_plan plan;
+    struct engine_model model;
+    struct transfer_load *load;
+    struct session *session;
+    struct receipt *receipt;
+};
+
+static void copy_text(char *to, size_t room, const char *from) {
+    size_t length = strnlen(from, room - 1);
+    memcpy(to, from, length);
+    to[length] = 0;
+}
+
+static void describe(struct wake *wake) {
+    struct receipt *receipt = wake->receipt;
+    const struct image *image = &wake->plan.image;
+    receipt->snapshot = wake->plan.snapshot;
+    receipt->parent = wake->plan.record.parent;
+    receipt->lineage = image->lineage;
+    receipt->root = wake->plan.record.root;
+    copy_text(receipt->architecture, sizeof receipt->architecture, image->model.architecture);
+    receipt->model = image->model.tensors;
+    receipt->numerics = image->model.numerics;
+    receipt->policy = *rest_plan_policy(&wake->plan);
+    receipt->tokens = image->n;
+    receipt->image_bytes = wake->plan.image_stored_bytes;
+    receipt->door_bytes = wake->plan.read.read_bytes;
+    receipt->digests_checked = wake->plan.digests_checked;
+    for (uint32_t b = 0; b < image->block_count; b++)
+        receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
+}
+
+static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
+    const struct restore_source *source = wake->source;
+    enum kv_err err = rest_plan_image(source->store, source->alloc, name, &wake->plan, diag);
+    if (err != KV_OK)
+        return err;
+    describe(wake);
+    if (session_find(source->engine, name) != NULL)
+        return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
+    KV_TRY(image_compatible(&wake->plan.image.model, &wake->model.identity, diag));
+    KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
+    KV_TRY(transfer_load_begin(source->engine, &wake->plan.image, 0, &wake->load, diag));
+    return KV_OK;
+done:
+    /* Records name the session themselves. */
+    if (strncmp(diag->text, "session ", 8) != 0)
+        kv_diag_prefix(diag, "session %s", name);
+    return err;
+}
+
+static enum kv_err load(struct wake *wake, struct kv_diag *diag) {
+    const struct rest_load_args args = {wake->source, &wake->plan, wake->load, wake->options,
+                                        wake->receipt};
+    int in_doubt = 0;
+    enum kv_err err = rest_load_run(&args, &in_doubt, diag);
+    if (err == KV_OK)
+        return KV_OK;
+    /* Slots that a late read may still write stay reserved for good. */
+    if (!in_doubt)
+        transfer_load_abandon(wake->load);
+    wake->load = NULL;
+    kv_diag_prefix(diag, "session %s", wake->plan.image.name);
+    return err;
+}
+
+/* From now on the session knows what is durable of it. */
+static void remember(const struct wake *wake) {
+    const struct image *image = &wake->plan.image;
+    struct transfer_durable *durable = transfer_durable(wake->session);
+    memset(durable, 0, sizeof *durable);
+    durable->lineage = image->lineage;
+    durable->snapshot = wake->plan.snapshot;
+    durable->head_explicit = wake->plan.record.is_explicit;
+    durable->trim_pending = 1;
+    durable->block_count = image->block_count;
+    durable->block_chain = image->block_chain;
+    durable->root = wake->plan.record.root;
+    durable->sinks = image->sinks;
+    durable->page_count = image->page_count;
+    memcpy(durable->pages, image->pages, sizeof durable->pages);
+}
+
+static enum kv_err add_needles(const struct wake *wake, struct kv_diag *diag) {
+    const struct image *image = &wake->plan.image;
+    for (uint32_t i = 0; i < image->needle_count; i++) {
+        enum kv_err err = transfer_add_needle(wake->session, &image->needles[i], diag);
+        if (err != KV_OK && err != KV_ERR_EXISTS)
+            return err;
+    }
+    return KV_OK;
+}
+
+static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
+    enum kv_err err = transfer_load_publish(wake->load, &wake->session, diag);
+    if (err != KV_OK) {
+        transfer_load_abandon(wake->load);
+        wake->load = NULL;
+        return err;
+    }
+    wake->load = NULL;
+    remember(wake);
+    return add_needles(wake, diag);
+}
+
+static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
+    const struct rest_prove_args args = {wake->session, &wake->plan.image, &wake->model.identity,
+                                         wake->options->skip_needles, wake->receipt};
+    struct session_info info;
+    enum kv_err err = rest_prove(&args, diag);
+    session_info(wake->session, &info);
+    wake->receipt->tokens_reused = info.n_kv;
+    wake->receipt->tokens_prefilled = info.tokens_prefilled;
+    wake->receipt->slots = info.slots;
+    if (err == KV_OK && info.n_kv != wake->plan.image.n_kv)
+        err = kv_diag_set(diag, KV_ERR_PROOF, "%llu tokens have KV, saved were %llu",
+                          (unsigned long long)info.n_kv, (unsigned long long)wake->plan.image.n_kv);
+    if (err == KV_OK)
+        err = session_move(wake->session, SESSION_IDLE);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "session %s", wake->plan.image.name);
+    return err;
+}
+
+static enum kv_err run(struct wake *wake, const char *name, struct kv_diag *diag) {
+    const struct kv_clock *clock = wake->source->clock;
+    uint64_t *stage_ns = wake->receipt->stage_ns;
+    enum kv_err err = KV_OK;
+    uint64_t at = kv_clock_now_ns(clock);
+    KV_TRY(plan_and_reserve(wake, name, diag));
+    stage_ns[RECEIPT_PLAN] = kv_clock_now_ns(clock) - at;
+    KV_TRY(load(wake, diag));
+    at = kv_clock_now_ns(clock);
+    KV_TRY(publish(wake, diag));
+    uint64_t published = kv_clock_now_ns(clock);
+    stage_ns[RECEIPT_PUBLISH] = published - at;
+    err = prove(wake, diag);
+    stage_ns[RECEIPT_PROVE] = kv_clock_now_ns(clock) - published;
+done:
+    if (err != KV_OK && wake->session != NULL) {
+        session_drop(wake->session);
+        wake->session = NULL;
+    }
+    return err;
+}
+
+enum kv_err restore_wake(const struct restore_source *source, const char *name,
+                         const struct restore_options *options, struct session **session_out,
+                         struct receipt *receipt_out, struct kv_diag *diag) {
+    struct wake wake = {.source = source, .options = options, .receipt = receipt_out};
+    struct kv_diag own = {""};
+    uint64_t begun = kv_clock_now_ns(source->clock);
+    memset(receipt_out, 0, sizeof *receipt_out);
+    receipt_out->operation = RECEIPT_RESTORE;
+    copy_text(receipt_out->name, sizeof receipt_out->name, name);
+    engine_model(source->engine, &wake.model);
+    enum kv_err err = run(&wake, name, &own);
+    rest_plan_release(&wake.plan);
+    receipt_out->wall_ns = kv_clock_now_ns(source->clock) - begun;
+    receipt_finish(receipt_out);
+    if (err != KV_OK) {
+        receipt_out->err = err;
+        copy_text(receipt_out->reason, sizeof receipt_out->reason, own.text);
+        return kv_diag_set(diag, err, "%s", own.text);
+    }
+    *session_out = wake.session;
+    return KV_OK;
+}
+
+/* --- planes of a live block */
+
+static enum kv_err read_planes(const struct restore_source *source, struct session *session,
+                               struct block *block) {
+    struct transfer_part parts[LAYOUT_STREAM_COUNT];
+    struct iovec pieces[LAYOUT_STREAM_COUNT][32];
+    struct store_read reads[LAYOUT_STREAM_COUNT] = {{0}};
+    struct rest_plan_block record;
+    struct engine_model model;
+    uint32_t count = transfer_block_missing(block, parts);
+    engine_model(source->engine, &model);
+    struct rest_plan_where where = {.lineage = transfer_durable(session)->lineage,
+                                    .index = (uint32_t)transfer_block_index(block),
+                                    .geometry = &model.geometry};
+    for (uint32_t i = 0; i < count; i++)
+        where.streams |= 1u << parts[i].stream;
+    enum kv_err err = rest_plan_read_block(source->store, &where, &record, NULL);
+    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
+        for (uint32_t k = 0; k < parts[i].piece_count; k++)
+            pieces[i][k] = (struct iovec){parts[i].pieces[k].bytes, parts[i].pieces[k].size};
+        reads[i] = (struct store_read){.extent = rest_plan_extent(&record, parts[i].stream),
+                                       .pieces = pieces[i],
+                                       .piece_count = parts[i].piece_count};
+        assert(reads[i].extent != NULL);
+    }
+    const struct store_read_args args = {.reads = reads, .count = count};
+    if (err == KV_OK)
+        err = store_read(source->store, &args, NULL, NULL);
+    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
+        struct kv_digest found = transfer_part_digest(&parts[i]);
+        err = rest_load_check("plane", &reads[i].extent->digest, &found, NULL);
+    }
+    return err;
+}
+
+void restore_planes_wanted(void *context, struct session *session, struct block *block) {
+    const struct restore_source *source = context;
+    transfer_planes_arrived(session, block, read_planes(source, session, block));
+}
