@@ -95,6 +95,12 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
     return KV_OK;
 }
 
+/* Everything that the thread has said so far reaches blocks and sessions. */
+static void settle(struct snapshot *snapshot) {
+    snap_spill_apply(snapshot);
+    engine_apply(snapshot->engine);
+}
+
 enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
                            const struct snapshot_options *options,
                            struct snapshot_ticket **ticket_out, struct kv_diag *diag) {
@@ -104,7 +110,7 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     struct session_info info;
     uint64_t begun = now(snapshot);
     enum kv_err err = KV_OK;
-    snap_spill_apply(snapshot);
+    settle(snapshot);
     session_info(session, &info);
     KV_TRY(snapshot_plan_save(snapshot, session, &plan, diag));
     KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
@@ -147,9 +153,7 @@ static void fail_receipt(struct receipt *receipt, enum kv_err err, const struct 
 enum kv_err snapshot_finish(struct snapshot *snapshot, struct snapshot_ticket *ticket,
                             struct receipt *receipt_out, struct kv_diag *diag) {
     snap_spill_wait(snapshot, ticket);
-    engine_apply(snapshot->engine);
-    if (!ticket->applied)
-        snap_spill_apply(snapshot);
+    settle(snapshot);
     enum kv_err err = ticket->err;
     ticket->receipt.operation = ticket->operation;
     copy_text(ticket->receipt.name, sizeof ticket->receipt.name, ticket->frozen.image.name);
