@@ -1,0 +1,121 @@
+/* tools/cmd_bench.c - bench store, model, kv-quality.
+ *
+ * Responsible for: running the measuring cores of store/ and engine/ and printing their figures.
+ * Not responsible for: bench restore (cmd_bench_restore.c).
+ */
+#include "tools/cmd_bench.h"
+
+#include "store/io.h"
+#include "store/store_bench.h"
+#include "tools/text.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void cpu_name(char *out, size_t room) {
+    char line[512];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(out, room, "unknown");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || colon == NULL)
+            continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(out, room, "%s", colon + 2);
+        break;
+    }
+    if (file != NULL)
+        fclose(file);
+}
+
+void cmd_bench_host(struct cmd *cmd) {
+    char name[200];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_name(name, sizeof name);
+    if (cmd->result != NULL) {
+        cJSON *host = cJSON_AddObjectToObject(cmd->result, "host");
+        cJSON_AddStringToObject(host, "cpu", name);
+        cJSON_AddNumberToObject(host, "cores", (double)cores);
+        cJSON_AddNumberToObject(host, "threads", cmd->config->threads);
+    } else {
+        printf("host                    %s, %ld cores, %" PRIu32 " threads\n", name, cores,
+               cmd->config->threads);
+    }
+}
+
+void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns) {
+    char size[TEXT_SHORT_BYTES], time[TEXT_SHORT_BYTES];
+    double rate = ns == 0 ? 0 : (double)bytes * 1e3 / (double)ns;
+    if (cmd->result != NULL) {
+        cJSON *item = cJSON_AddObjectToObject(cmd->result, name);
+        cJSON_AddNumberToObject(item, "bytes", (double)bytes);
+        cJSON_AddNumberToObject(item, "ns", (double)ns);
+        cJSON_AddNumberToObject(item, "mb_per_s", rate);
+    } else {
+        printf("%-23s %s in %s, %.0f MB/s\n", name, text_size(bytes, size), text_duration(ns, time),
+               rate);
+    }
+}
+
+/* --- store */
+
+static void tell_store(struct cmd *cmd, const struct store_bench_result *result) {
+    uint64_t most = result->write.in_flight_max;
+    if (cmd->result != NULL) {
+        cJSON_AddStringToObject(cmd->result, "door", result->door_name);
+        cJSON_AddBoolToObject(cmd->result, "direct", result->direct);
+        cJSON_AddStringToObject(cmd->result, "fallback", result->fallback);
+        cJSON_AddNumberToObject(cmd->result, "writes_in_flight_most", (double)most);
+        cJSON_AddNumberToObject(cmd->result, "reads_in_flight_most",
+                                (double)result->read.in_flight_max);
+        cJSON_AddBoolToObject(cmd->result, "plain_direct", result->plain_direct);
+    } else {
+        printf("door                    %s%s%s%s\n", result->door_name,
+               result->direct ? ", O_DIRECT" : ", buffered", result->fallback[0] != 0 ? ": " : "",
+               result->fallback);
+        printf("in flight at most       %" PRIu64 " writes, %" PRIu64 " reads\n", most,
+               result->read.in_flight_max);
+    }
+    cmd_bench_rate(cmd, "write_commit", result->write.bytes, result->write.ns);
+    cmd_bench_rate(cmd, "plain_write", result->plain_write.bytes, result->plain_write.ns);
+    cmd_bench_rate(cmd, "read", result->read.bytes, result->read.ns);
+    cmd_bench_rate(cmd, "read_and_digest", result->read_check.bytes, result->read_check.ns);
+    cmd_bench_rate(cmd, "plain_read", result->plain_read.bytes, result->plain_read.ns);
+}
+
+static enum kv_err bench_store(struct cmd *cmd, struct kv_diag *diag) {
+    char dir[CONFIG_PATH_BYTES + 16];
+    struct store_bench_result result;
+    snprintf(dir, sizeof dir, "%s-bench", cmd->config->store);
+    struct store_bench_options options = {.store = store_options_usual(dir, "coldplane bench"),
+                                          .total_bytes = cmd->config->bench_bytes,
+                                          .extent_bytes = 1 << 20,
+                                          .batch_bytes = 32 << 20,
+                                          .seed = 1};
+    options.store.alloc = cmd->alloc;
+    options.store.clock = cmd->clock;
+    if (cmd->config->posix_io)
+        options.store.door = io_posix_door();
+    enum kv_err err = store_bench(&options, &result, diag);
+    if (err == KV_OK && (result.write.bytes == 0 || result.read.bytes == 0))
+        err = kv_diag_set(diag, KV_ERR_PROOF, "bench store: nothing was written and read back");
+    if (err != KV_OK)
+        return err;
+    cmd_bench_host(cmd);
+    tell_store(cmd, &result);
+    return KV_OK;
+}
+
+enum kv_err cmd_bench(struct cmd *cmd, struct kv_diag *diag) {
+    const char *what = cmd_word(cmd, 0);
+    if (strcmp(what, "store") == 0)
+        return bench_store(cmd, diag);
+    if (strcmp(what, "restore") == 0)
+        return cmd_bench_restore(cmd, diag);
+    return kv_diag_set(diag, KV_ERR_INVALID,
+                       "bench %.60s: no such benchmark; take store, restore, model or kv-quality",
+                       what);
+}

@@ -1,0 +1,24 @@
+/* tools/cmd_bench.h - what the benchmarks share.
+ *
+ * Responsible for: naming the machine in every result, rates as text and JSON.
+ * Not responsible for: measuring (store/store_bench.h, engine/, cmd_bench_restore.c).
+ *
+ * Threads: the main thread.
+ * Units: bytes, nanoseconds; rates in 1,000,000 bytes per second.
+ */
+#ifndef TOOLS_CMD_BENCH_H
+#define TOOLS_CMD_BENCH_H
+
+#include "tools/cmd.h"
+
+enum { CMD_BENCH_RUNS = 5, CMD_BENCH_PEER_F16_BYTES = 23056, CMD_BENCH_PEER_Q4_BYTES = 9376 };
+#define CMD_BENCH_PEER_PREFILL 230.0 /* tokens per second at 8,000 tokens */
+
+/* CPU, cores and threads: as JSON member "host" or as a line of text. */
+void cmd_bench_host(struct cmd *cmd);
+/* `name`: bytes and time as JSON member or as a line of text. */
+void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns);
+
+enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag);
+
+#endif

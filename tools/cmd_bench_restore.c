@@ -1,0 +1,376 @@
+/* tools/cmd_bench_restore.c - bench restore: waking beside plain reading and beside prefilling.
+ *
+ * Responsible for: the measured session, three figures for the same tokens in the same run, and
+ * refusing a figure that read nothing or reused nothing.
+ * Not responsible for: the restore itself.
+ *
+ * The text is the licence texts that every Debian ships, as one pasted document.
+ */
+#include "tools/cmd_bench.h"
+
+#include "engine/record.h"
+#include "tools/licences.h"
+#include "tools/progress.h"
+#include "tools/receipt_print.h"
+#include "tools/text.h"
+#include "tools/turn.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { READ_BYTES = 1 << 20 };
+
+/* Where the bytes of a wake lie; sorted and merged before reading. */
+struct place {
+    uint32_t segment;
+    uint64_t off, bytes;
+};
+
+struct measured {
+    struct cmd *cmd;
+    struct service *service;
+    struct receipt best;
+    uint64_t walls_ns[CMD_BENCH_RUNS];
+    uint32_t *ids; /* of the session, to be prefilled again */
+    uint64_t n_kv;
+    struct image_policy policy;
+    void *places;
+    size_t place_capacity, place_count;
+    uint64_t plain_bytes, plain_ns, prefill_ns;
+    int plain_direct;
+    uint64_t at_rest_bytes;
+};
+
+static void on_prefilled(void *context, uint64_t done, uint64_t all) {
+    progress_update(context, done, all);
+}
+
+/* --- the session */
+
+static enum kv_err feed_licences(struct cmd *cmd, struct service *service, struct session *session,
+                                 struct kv_diag *diag) {
+    char *text = NULL;
+    size_t bytes = 0;
+    struct progress progress;
+    enum kv_err err = licences_read(cmd->alloc, &text, &bytes, diag);
+    if (err != KV_OK)
+        return err;
+    progress_begin(&progress, stderr, cmd->clock, "reading the licence texts", "tokens");
+    const struct turn_document document = {.text = text,
+                                           .text_bytes = bytes,
+                                           .tokens_end = cmd->config->bench_tokens,
+                                           .prefilled = on_prefilled,
+                                           .context = &progress};
+    err = turn_feed_document(service, session, &document, diag);
+    progress_end(&progress);
+    kv_alloc_release(cmd->alloc, text);
+    return err;
+}
+
+static enum kv_err build(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct service *service = NULL;
+    struct session *session = NULL;
+    struct session_info info;
+    struct snapshot_entry entry;
+    struct receipt receipt;
+    KV_TRY(cmd_open_service(cmd, 0, &service, diag));
+    if (snapshot_find(service_store(service), cmd->alloc, cmd->session_name, &entry, NULL) == KV_OK)
+        goto done;
+    const struct session_settings settings = {
+        .name = cmd->session_name, .policy = cmd->config->policy, .sampler = cmd->config->sampler};
+    KV_TRY(session_create(service_engine(service), &settings, &session, diag));
+    KV_TRY(feed_licences(cmd, service, session, diag));
+    session_info(session, &info);
+    if (info.n_kv + 16 < cmd->config->bench_tokens)
+        KV_TRY(kv_diag_set(diag, KV_ERR_LIMIT,
+                           "bench restore: the licence texts end at %" PRIu64
+                           " tokens; take fewer --tokens",
+                           info.n_kv));
+    KV_TRY(service_save(service, session, 0, &receipt, diag));
+    if (cmd->result != NULL)
+        cJSON_AddItemToObject(cmd->result, "saved", receipt_print_json(&receipt));
+    else
+        receipt_print_line(&receipt, stdout);
+done:
+    service_close(service);
+    return err;
+}
+
+static enum kv_err keep_ids(struct measured *measured, struct session *session,
+                            struct kv_diag *diag) {
+    struct session_info info;
+    session_info(session, &info);
+    measured->n_kv = info.n_kv;
+    measured->policy = info.policy;
+    if (measured->ids != NULL)
+        return KV_OK;
+    measured->ids = kv_alloc_copy(measured->cmd->alloc, info.ids, info.n_kv * sizeof *info.ids);
+    return measured->ids != NULL
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %" PRIu64 " ids", info.n_kv);
+}
+
+/* CASE-37: a restore that read nothing or reused nothing is not a fast one. */
+static enum kv_err wake_often(struct measured *measured, struct kv_diag *diag) {
+    for (int run = 0; run < CMD_BENCH_RUNS; run++) {
+        struct session *session = NULL;
+        struct receipt receipt;
+        enum kv_err err = service_wake(measured->service, measured->cmd->session_name, NULL,
+                                       &session, &receipt, diag);
+        if (err == KV_OK)
+            err = keep_ids(measured, session, diag);
+        if (err == KV_OK && (receipt.door_bytes == 0 || receipt.tokens_reused == 0 ||
+                             receipt.tokens_prefilled != 0))
+            err = kv_diag_set(diag, KV_ERR_PROOF,
+                              "bench restore: %" PRIu64 " bytes read, %" PRIu64
+                              " tokens reused, %" PRIu64 " prefilled: that was no restore",
+                              receipt.door_bytes, receipt.tokens_reused, receipt.tokens_prefilled);
+        if (session != NULL)
+            session_drop(session);
+        if (err != KV_OK)
+            return err;
+        measured->walls_ns[run] = receipt.wall_ns;
+        if (run == 0 || receipt.wall_ns < measured->best.wall_ns)
+            measured->best = receipt;
+    }
+    return KV_OK;
+}
+
+/* --- the plain reader */
+
+static int by_place(const void *left, const void *right) {
+    const struct place *a = left, *b = right;
+    if (a->segment != b->segment)
+        return a->segment < b->segment ? -1 : 1;
+    return a->off < b->off ? -1 : a->off > b->off;
+}
+
+static enum kv_err take_places(struct measured *measured, const struct record_key *key,
+                               uint32_t streams, struct kv_diag *diag) {
+    struct store *store = service_store(measured->service);
+    struct store_record record;
+    enum kv_err err = store_get(store, key->bytes, key->size, &record, diag);
+    if (err != KV_OK)
+        return err;
+    for (uint32_t i = 0; err == KV_OK && i < record.extent_count; i++) {
+        const struct store_extent *extent = &record.extents[i];
+        if ((streams >> extent->kind & 1) == 0)
+            continue;
+        if (!kv_alloc_grow(measured->cmd->alloc, &measured->places, &measured->place_capacity,
+                           measured->place_count + 1, sizeof(struct place)))
+            err = kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the places of extents");
+        else
+            ((struct place *)measured->places)[measured->place_count++] =
+                (struct place){extent->segment, extent->off,
+                               (extent->stored_bytes + STORE_PAGE_BYTES - 1) / STORE_PAGE_BYTES *
+                                   STORE_PAGE_BYTES};
+    }
+    store_record_release(store, &record);
+    return err;
+}
+
+static enum kv_err find_places(struct measured *measured, const struct snapshot_entry *entry,
+                               struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    for (uint32_t i = 0; err == KV_OK && i < entry->head.block_count; i++) {
+        struct record_key key = record_key_block(entry->head.lineage, i);
+        uint32_t streams = layout_tier_streams(image_tier(&measured->policy, i, measured->n_kv));
+        err = take_places(measured, &key, streams, diag);
+    }
+    for (uint32_t i = 0; err == KV_OK && i < entry->head.page_count; i++) {
+        struct record_key key = record_key_page(entry->head.page_ids[i]);
+        err = take_places(measured, &key, UINT32_MAX, diag);
+    }
+    if (err == KV_OK && entry->head.sinks_page != 0) {
+        struct record_key key = record_key_page(entry->head.sinks_page);
+        err = take_places(measured, &key, UINT32_MAX, diag);
+    }
+    if (err == KV_OK && measured->place_count == 0)
+        err = kv_diag_set(diag, KV_ERR_PROOF, "bench restore: the session has no bytes on disk");
+    return err;
+}
+
+static void merge_places(struct measured *measured) {
+    struct place *places = measured->places;
+    size_t kept = 0;
+    qsort(places, measured->place_count, sizeof *places, by_place);
+    for (size_t i = 1; i < measured->place_count; i++) {
+        struct place *last = &places[kept];
+        if (places[i].segment == last->segment && places[i].off == last->off + last->bytes)
+            last->bytes += places[i].bytes;
+        else
+            places[++kept] = places[i];
+    }
+    measured->place_count = kept + 1;
+}
+
+static enum kv_err read_place(struct measured *measured, const struct place *place, int file,
+                              void *buffer, struct kv_diag *diag) {
+    for (uint64_t done = 0; done < place->bytes;) {
+        uint64_t left = place->bytes - done;
+        ssize_t got =
+            pread(file, buffer, left < READ_BYTES ? left : READ_BYTES, (off_t)(place->off + done));
+        if (got <= 0)
+            return kv_diag_errno(diag, KV_ERR_IO, got < 0 ? errno : EIO, "segment %08" PRIu32,
+                                 place->segment);
+        done += (uint64_t)got;
+        measured->plain_bytes += (uint64_t)got;
+    }
+    return KV_OK;
+}
+
+/* One thread, reads of up to 1 MiB, O_DIRECT where the file system takes it. */
+static enum kv_err read_plainly(struct measured *measured, struct kv_diag *diag) {
+    const struct place *places = measured->places;
+    enum kv_err err = KV_OK;
+    int file = -1;
+    char path[CONFIG_PATH_BYTES + 32];
+    void *buffer = kv_alloc_aligned(measured->cmd->alloc, READ_BYTES, STORE_PAGE_BYTES);
+    if (buffer == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a read buffer");
+    uint64_t started_ns = kv_clock_now_ns(measured->cmd->clock);
+    for (size_t i = 0; err == KV_OK && i < measured->place_count; i++) {
+        if (i == 0 || places[i].segment != places[i - 1].segment) {
+            if (file >= 0)
+                close(file);
+            snprintf(path, sizeof path, "%s/seg/%08" PRIu32 ".seg", measured->cmd->config->store,
+                     places[i].segment);
+            file = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+            measured->plain_direct = file >= 0;
+            if (file < 0)
+                file = open(path, O_RDONLY | O_CLOEXEC);
+            if (file < 0)
+                err = kv_diag_errno(diag, KV_ERR_IO, errno, "%s", path);
+        }
+        if (err == KV_OK)
+            err = read_place(measured, &places[i], file, buffer, diag);
+    }
+    measured->plain_ns = kv_clock_now_ns(measured->cmd->clock) - started_ns;
+    if (file >= 0)
+        close(file);
+    kv_alloc_release(measured->cmd->alloc, buffer);
+    return err;
+}
+
+/* --- prefilling the same tokens */
+
+static int on_step(void *context, const struct engine_event *event) {
+    struct progress *progress = context;
+    progress_update(progress, event->n_kv, UINT64_MAX);
+    return 1;
+}
+
+static enum kv_err prefill(struct measured *measured, struct kv_diag *diag) {
+    struct cmd *cmd = measured->cmd;
+    struct session *session = NULL;
+    struct progress progress;
+    const struct session_settings settings = {
+        .name = "prefill", .policy = measured->policy, .sampler = cmd->config->sampler};
+    enum kv_err err = session_create(service_engine(measured->service), &settings, &session, diag);
+    if (err == KV_OK)
+        err = session_feed(session, measured->ids, (uint32_t)measured->n_kv, IMAGE_RAW, diag);
+    if (err == KV_OK) {
+        progress_begin(&progress, NULL, cmd->clock, "prefilling", "tokens");
+        uint64_t started_ns = kv_clock_now_ns(cmd->clock);
+        err = turn_step_all(measured->service, on_step, &progress, diag);
+        measured->prefill_ns = kv_clock_now_ns(cmd->clock) - started_ns;
+    }
+    if (session != NULL)
+        session_drop(session);
+    return err;
+}
+
+/* --- telling */
+
+static double ratio(double left, double right) {
+    return right > 0 ? left / right : 0;
+}
+
+static void tell_json(const struct measured *measured) {
+    const struct receipt *best = &measured->best;
+    cJSON *to = measured->cmd->result;
+    double wall = (double)best->wall_ns;
+    double peer_ns = (double)measured->n_kv / CMD_BENCH_PEER_PREFILL * 1e9;
+    cJSON *walls = cJSON_AddArrayToObject(to, "wall_ns");
+    for (int i = 0; i < CMD_BENCH_RUNS; i++)
+        cJSON_AddItemToArray(walls, cJSON_CreateNumber((double)measured->walls_ns[i]));
+    cJSON_AddItemToObject(to, "restore", receipt_print_json(best));
+    cJSON_AddNumberToObject(to, "tokens", (double)measured->n_kv);
+    cJSON_AddNumberToObject(to, "plain_reader_ns", (double)measured->plain_ns);
+    cJSON_AddNumberToObject(to, "plain_reader_bytes", (double)measured->plain_bytes);
+    cJSON_AddBoolToObject(to, "plain_reader_direct", measured->plain_direct);
+    cJSON_AddNumberToObject(to, "wall_over_plain_reader", ratio(wall, (double)measured->plain_ns));
+    cJSON_AddNumberToObject(to, "prefill_ns", (double)measured->prefill_ns);
+    cJSON_AddNumberToObject(to, "prefill_over_wall", ratio((double)measured->prefill_ns, wall));
+    cJSON_AddNumberToObject(to, "peer_prefill_over_wall", ratio(peer_ns, wall));
+    cJSON_AddNumberToObject(to, "bytes_at_rest_per_token",
+                            ratio((double)measured->at_rest_bytes, (double)measured->n_kv));
+    cJSON_AddNumberToObject(to, "peer_f16_bytes_per_token", CMD_BENCH_PEER_F16_BYTES);
+    cJSON_AddNumberToObject(to, "peer_q8_q4_bytes_per_token", CMD_BENCH_PEER_Q4_BYTES);
+}
+
+static void tell_text(const struct measured *measured) {
+    char text[TEXT_SHORT_BYTES], size[TEXT_SHORT_BYTES];
+    double wall = (double)measured->best.wall_ns, tokens = (double)measured->n_kv;
+    double own_s = (double)measured->prefill_ns / 1e9, peer_s = tokens / CMD_BENCH_PEER_PREFILL;
+    receipt_print_table(&measured->best, stdout);
+    printf("wall of %d wakes        ", CMD_BENCH_RUNS);
+    for (int i = 0; i < CMD_BENCH_RUNS; i++)
+        printf(" %s", text_duration(measured->walls_ns[i], text));
+    printf("\nplain reader            %s, the same %s%s: the wake takes %.2f × as long\n",
+           text_duration(measured->plain_ns, text), text_size(measured->plain_bytes, size),
+           measured->plain_direct ? " by O_DIRECT" : " (buffered)",
+           ratio(wall, (double)measured->plain_ns));
+    printf("prefill of them here    %s, %.0f tokens/s: the wake is %.0f × faster\n",
+           text_duration(measured->prefill_ns, text), ratio(tokens, own_s),
+           ratio(own_s * 1e9, wall));
+    printf("prefill by the peer     %.1f s, %.0f tokens/s: the wake is %.0f × faster\n", peer_s,
+           CMD_BENCH_PEER_PREFILL, ratio(peer_s * 1e9, wall));
+    printf("bytes at rest per token %.0f; the peer's session file %d (f16), %d (q8_0/q4_0)\n",
+           ratio((double)measured->at_rest_bytes, tokens), CMD_BENCH_PEER_F16_BYTES,
+           CMD_BENCH_PEER_Q4_BYTES);
+}
+
+enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    char name[64];
+    struct snapshot_entry entry;
+    struct measured measured;
+    memset(&measured, 0, sizeof measured);
+    measured.cmd = cmd;
+    snprintf(name, sizeof name, "bench-%" PRIu64, cmd->config->bench_tokens);
+    cmd->session_name = name;
+    if (cmd->config->build)
+        KV_TRY(build(cmd, diag));
+    KV_TRY(cmd_open_service(cmd, 1, &measured.service, diag));
+    err = snapshot_find(service_store(measured.service), cmd->alloc, name, &entry, diag);
+    if (err == KV_ERR_NOT_FOUND)
+        kv_diag_set(diag, err,
+                    "bench restore: there is no session %s to wake, so there is nothing to "
+                    "measure; --build makes it",
+                    name);
+    KV_TRY(err);
+    measured.at_rest_bytes = entry.stored_bytes;
+    KV_TRY(wake_often(&measured, diag));
+    KV_TRY(find_places(&measured, &entry, diag));
+    merge_places(&measured);
+    KV_TRY(read_plainly(&measured, diag));
+    KV_TRY(prefill(&measured, diag));
+    cmd_bench_host(cmd);
+    if (cmd->result != NULL)
+        tell_json(&measured);
+    else
+        tell_text(&measured);
+done:
+    service_close(measured.service);
+    kv_alloc_release(cmd->alloc, measured.ids);
+    kv_alloc_release(cmd->alloc, measured.places);
+    cmd->session_name = NULL;
+    return err;
+}

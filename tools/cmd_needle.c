@@ -1,0 +1,244 @@
+/* tools/cmd_needle.c - needle plant, check, ls: facts that a session must still know.
+ *
+ * Responsible for: stating a fact in the house form, the text and JSON of these commands.
+ * Not responsible for: asking and scoring (engine/needle.c).
+ */
+#include "tools/cmd.h"
+#include "tools/receipt_print.h"
+#include "tools/text.h"
+#include "tools/turn.h"
+
+#include "engine/needle.h"
+#include "engine/transfer.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <string.h>
+
+static void tell_needle(cJSON *list, const struct image_needle *needle) {
+    if (list != NULL) {
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "key", needle->key);
+        cJSON_AddBoolToObject(item, "kept", needle->kept);
+        cJSON_AddBoolToObject(item, "passed", needle->passed);
+        cJSON_AddNumberToObject(item, "logp", (double)needle->logp);
+        cJSON_AddNumberToObject(item, "logp_hole", (double)needle->logp_hole);
+        cJSON_AddNumberToObject(item, "asked_n_kv", (double)needle->asked_n_kv);
+        cJSON *spans = cJSON_AddArrayToObject(item, "spans");
+        for (uint32_t i = 0; i < needle->span_count; i++) {
+            cJSON *span = cJSON_CreateObject();
+            cJSON_AddNumberToObject(span, "first", (double)needle->spans[i].first);
+            cJSON_AddNumberToObject(span, "end", (double)needle->spans[i].end);
+            cJSON_AddItemToArray(spans, span);
+        }
+        cJSON_AddItemToArray(list, item);
+        return;
+    }
+    text_print_clean(stdout, needle->key, strlen(needle->key));
+    printf(": %s, %s", needle->passed ? "passed" : "failed",
+           needle->kept ? "kept" : "not kept, since it cannot tell");
+    if (needle->asked_n_kv > 0)
+        printf(" (log-probability %.2f, without the fact %.2f, asked at token %" PRIu64 ")",
+               (double)needle->logp, (double)needle->logp_hole, needle->asked_n_kv);
+    printf("\n");
+}
+
+static cJSON *needle_list(struct cmd *cmd) {
+    return cmd->result != NULL ? cJSON_AddArrayToObject(cmd->result, "needles") : NULL;
+}
+
+/* NOT_FOUND with the keys that are there; *index_out is where `key` stands. */
+static enum kv_err find_key(const struct image_needle *needles, uint32_t count, const char *key,
+                            uint32_t *index_out, struct kv_diag *diag) {
+    char keys[400] = "";
+    size_t at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (strcmp(needles[i].key, key) == 0) {
+            *index_out = i;
+            return KV_OK;
+        }
+        if (at < sizeof keys - 1) {
+            int wrote =
+                snprintf(keys + at, sizeof keys - at, "%s%s", i > 0 ? ", " : "", needles[i].key);
+            at += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
+    return kv_diag_set(diag, KV_ERR_NOT_FOUND, "needle %.100s: not in this session; %s%s", key,
+                       count > 0 ? "it has: " : "it has none, `needle plant` makes one", keys);
+}
+
+/* --- plant */
+
+static enum kv_err state_fact(struct service *service, struct session *session,
+                              const struct needle_form *form, struct kv_diag *diag) {
+    struct session_info info;
+    struct turn_result result;
+    uint32_t count = 0, index = 0;
+    struct image_needle *needles = transfer_needles(session, &count);
+    session_info(session, &info);
+    if (find_key(needles, count, form->key, &index, NULL) == KV_OK)
+        return kv_diag_set(diag, KV_ERR_EXISTS,
+                           "needle %s: the session has it already; choose another key", form->key);
+    if (info.n < LAYOUT_SINK_TOKENS)
+        return kv_diag_set(diag, KV_ERR_LIMIT,
+                           "session %s has %" PRIu64
+                           " tokens; a fact within the first %d can never "
+                           "be lost, so talk a little before planting one",
+                           info.name, info.n, LAYOUT_SINK_TOKENS);
+    struct template_message message = {TEMPLATE_USER, form->statement, strlen(form->statement)};
+    const struct turn_options options = {.messages = &message, .message_count = 1};
+    enum kv_err err = turn_run(service, session, &options, &result, diag);
+    turn_result_release(service, &result);
+    return err;
+}
+
+static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct session *session,
+                            struct kv_diag *diag) {
+    struct needle_form form;
+    struct needle_result asked;
+    struct receipt receipt;
+    uint32_t count = 0;
+    enum kv_err err = needle_house_form(cmd->config->key, cmd->config->value, &form, diag);
+    if (err == KV_OK)
+        err = state_fact(service, session, &form, diag);
+    if (err != KV_OK)
+        return err;
+    const struct needle_text text = {form.key, form.ask, form.answer_prefix, form.expect};
+    const struct needle_question question = {.with_hole = 1, .update = 1};
+    KV_TRY(needle_register(session, &text, diag));
+    struct image_needle *needles = transfer_needles(session, &count);
+    KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
+    KV_TRY(service_save(service, session, 0, &receipt, diag));
+    tell_needle(needle_list(cmd), &needles[count - 1]);
+    if (cmd->result != NULL)
+        cJSON_AddItemToObject(cmd->result, "receipt", receipt_print_json(&receipt));
+    else
+        receipt_print_line(&receipt, stdout);
+done:
+    return err;
+}
+
+static enum kv_err plant(struct cmd *cmd, struct kv_diag *diag) {
+    struct service *service = NULL;
+    struct session *session = NULL;
+    struct service_opened opened;
+    if (cmd->config->key == NULL || cmd->config->value == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "needle plant: --key and --value are needed, such as --key 'green "
+                           "lamp' --value 4817");
+    enum kv_err err = cmd_open_service(cmd, 0, &service, diag);
+    if (err == KV_OK)
+        err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
+    if (err == KV_OK)
+        err = plant_in(cmd, service, session, diag);
+    service_close(service);
+    return err;
+}
+
+/* --- check */
+
+struct checked {
+    uint32_t kept, failed;
+    const char *first_failed;
+};
+
+static enum kv_err check_one(struct session *session, uint32_t index, cJSON *list,
+                             struct checked *checked, struct kv_diag *diag) {
+    const struct needle_question question = {.with_hole = 1};
+    struct needle_result asked;
+    uint32_t count = 0;
+    struct image_needle *needles = transfer_needles(session, &count);
+    enum kv_err err = needle_check(session, index, &question, &asked, diag);
+    if (err != KV_OK)
+        return err;
+    struct session_info info;
+    session_info(session, &info);
+    struct image_needle now = needles[index];
+    now.passed = asked.passed;
+    now.logp = asked.logp;
+    now.logp_hole = asked.logp_hole;
+    now.asked_n_kv = info.n_kv;
+    checked->kept += now.kept != 0;
+    if (now.kept && !now.passed && checked->failed++ == 0)
+        checked->first_failed = now.key;
+    tell_needle(list, &now);
+    return KV_OK;
+}
+
+static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct checked checked = {0, 0, NULL};
+    uint32_t count = 0, first = 0;
+    struct image_needle *needles = transfer_needles(session, &count);
+    uint32_t end = count;
+    if (cmd->config->key != NULL) {
+        KV_TRY(find_key(needles, count, cmd->config->key, &first, diag));
+        end = first + 1;
+    } else if (count == 0) {
+        KV_TRY(kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                           "session %s has no needles; `coldplane needle plant` makes one",
+                           cmd->session_name));
+    }
+    cJSON *list = needle_list(cmd);
+    for (uint32_t i = first; i < end; i++)
+        KV_TRY(check_one(session, i, list, &checked, diag));
+    if (checked.failed > 0)
+        err = kv_diag_set(diag, KV_ERR_PROOF,
+                          "session %s: %" PRIu32 " of %" PRIu32 " kept needles failed, first %s; "
+                          "`coldplane verify` reads what is stored",
+                          cmd->session_name, checked.failed, checked.kept, checked.first_failed);
+done:
+    return err;
+}
+
+static enum kv_err check(struct cmd *cmd, struct kv_diag *diag) {
+    struct service *service = NULL;
+    struct session *session = NULL;
+    struct service_opened opened;
+    /* The needles are asked here, one by one, instead of inside the wake. */
+    const struct service_lookup lookup = {.skip_needles = 1};
+    enum kv_err err = cmd_open_service(cmd, 1, &service, diag);
+    if (err == KV_OK)
+        err = service_session(service, cmd->session_name, &lookup, &session, &opened, diag);
+    if (err == KV_OK)
+        err = check_in(cmd, session, diag);
+    service_close(service);
+    return err;
+}
+
+/* --- ls */
+
+static enum kv_err list(struct cmd *cmd, struct kv_diag *diag) {
+    struct store *store = NULL;
+    struct image image;
+    image_init(&image);
+    enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    if (err == KV_OK)
+        err = restore_image(store, cmd->alloc, cmd->session_name, &image, diag);
+    if (err == KV_OK) {
+        cJSON *items = needle_list(cmd);
+        for (uint32_t i = 0; i < image.needle_count; i++)
+            tell_needle(items, &image.needles[i]);
+        if (image.needle_count == 0 && cmd->result == NULL)
+            printf("no needles; `coldplane needle plant` makes one\n");
+    }
+    image_release(&image, cmd->alloc);
+    store_close(store);
+    return err;
+}
+
+enum kv_err cmd_needle(struct cmd *cmd, struct kv_diag *diag) {
+    const char *action = cmd_word(cmd, 0);
+    cmd->session_name = cmd_word(cmd, 1);
+    enum kv_err err = session_check_name(cmd->session_name, diag);
+    if (err != KV_OK)
+        return err;
+    if (strcmp(action, "plant") == 0)
+        return plant(cmd, diag);
+    if (strcmp(action, "check") == 0)
+        return check(cmd, diag);
+    if (strcmp(action, "ls") == 0)
+        return list(cmd, diag);
+    return kv_diag_set(diag, KV_ERR_INVALID,
+                       "needle %.60s: no such action; take plant, check or ls", action);
+}
