@@ -1,7 +1,7 @@
 /* engine/engine.h - chat sessions with tiered KV on one device.
  *
- * Responsible for: holding the model, the slot pool and the resident sessions; stepping them; asking
- * throwaway questions; giving out frozen states and taking loaded ones.
+ * Responsible for: holding the model, the slot pool and the resident sessions; stepping them;
+ * asking throwaway questions; giving out frozen states and taking loaded ones.
  * Not responsible for: any I/O, names on disk, or when to save (snapshot/, restore/, tools/ through
  * struct engine_hooks).
  *
@@ -9,7 +9,8 @@
  * struct transfer_part, which a writer thread may read while it holds the block.
  * Units: tokens, positions and pages are counts; slots are DESIGN section 3 slots; sizes in bytes.
  * Errors: INVALID, NOT_FOUND, BUSY (state does not allow it), LIMIT (context or named maximum),
- * NO_SLOTS, MISMATCH (model file or image), CORRUPT (model file), NOMEM, DEVICE (non-finite values).
+ * NO_SLOTS, MISMATCH (model file or image), CORRUPT (model file), NOMEM, DEVICE (values that are
+ * not finite).
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -87,10 +88,17 @@ uint32_t engine_plan_slots(const struct engine *engine, const struct image_polic
 
 /* One scheduler step: applies what was posted, decodes every generating session in one batch and
  * prefills at most one chunk of one session (round robin). `*count_out` = 0 and KV_OK: nothing to
- * do. A session that fails gets an event; the others go on; the call itself still returns KV_OK.
- * `events` has room for 2 × sessions_max. */
+ * do. A session that fails gets an event and keeps what it had before the step (fed tokens without
+ * KV are taken back); the others go on; the call itself still returns KV_OK.
+ * `events` has room for 2 × sessions_max + 1. */
 enum engine_event_kind { ENGINE_PREFILLED, ENGINE_TOKEN, ENGINE_DONE, ENGINE_FAILED };
-enum engine_done { ENGINE_DONE_STOP, ENGINE_DONE_LENGTH, ENGINE_DONE_CONTEXT, ENGINE_DONE_FED };
+enum engine_done {
+    ENGINE_DONE_STOP,
+    ENGINE_DONE_LENGTH,
+    ENGINE_DONE_CONTEXT,
+    ENGINE_DONE_FED,
+    ENGINE_DONE_CANCELLED /* what was fed and not yet prefilled is taken back */
+};
 struct engine_event {
     struct session *session;
     enum engine_event_kind kind;

@@ -10,8 +10,8 @@
 enum { SLOTLESS = 1u << LAYOUT_META };
 
 enum kv_err block_table_init(const struct kv_alloc *alloc, struct slots *slots,
-                             struct block_table *table_out) {
-    *table_out = (struct block_table){.alloc = alloc, .slots = slots};
+                             struct engine *engine, struct block_table *table_out) {
+    *table_out = (struct block_table){.alloc = alloc, .slots = slots, .engine = engine};
     table_out->blocks = kv_alloc_zeroed(alloc, slots->frames, sizeof *table_out->blocks);
     if (!table_out->blocks)
         return KV_ERR_NOMEM;
@@ -127,5 +127,7 @@ void block_let_go(struct block *block) {
 void block_drop(struct block *block) {
     assert(block->references > 0);
     block->references--;
+    if (block->references == 0)
+        block_set_idle(block, slots_of(block->resident | block->arriving));
     release_if_unused(block);
 }

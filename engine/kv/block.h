@@ -22,6 +22,7 @@ enum block_state {
     BLOCK_DURABLE   /* the index commit that names it has returned */
 };
 
+struct engine;
 struct block_table;
 struct block {
     struct block_table *table;
@@ -42,13 +43,15 @@ struct block {
 struct block_table {
     const struct kv_alloc *alloc;
     struct slots *slots;
-    struct block *blocks; /* [slots->frames] */
+    struct engine *engine; /* whom a writer's word reaches */
+    struct block *blocks;  /* [slots->frames] */
     struct block *first_free;
     uint32_t free_count;
 };
 
+/* NOMEM. */
 enum kv_err block_table_init(const struct kv_alloc *alloc, struct slots *slots,
-                             struct block_table *table_out);
+                             struct engine *engine, struct block_table *table_out);
 void block_table_release(struct block_table *table);
 
 /* A block with one reference and the slots of `streams` (META and planes, or BF16 without slots,
@@ -67,6 +70,7 @@ void block_set_idle(struct block *block, uint32_t slots);
 
 void block_hold(struct block *block);
 void block_let_go(struct block *block); /* a holder */
-void block_drop(struct block *block);   /* a session */
+/* A session; what a writer still holds waits for its write. */
+void block_drop(struct block *block);
 
 #endif

@@ -25,29 +25,6 @@ void policy_block_move(const struct image_policy *policy, uint64_t n_kv, uint32_
         move_out->idle = unread;
 }
 
-uint32_t policy_moves(const struct image_policy *policy, uint64_t n_kv,
-                      const struct policy_block *blocks, uint32_t count,
-                      struct policy_move *moves_out) {
-    uint32_t moves = 0;
-
-    for (uint32_t i = 0; i < count; i++) {
-        struct policy_move move;
-        policy_block_move(policy, n_kv, i, &blocks[i], &move);
-        if (move.tier != blocks[i].tier || move.free || move.want)
-            moves_out[moves++] = move;
-    }
-    return moves;
-}
-
-uint32_t policy_slots(uint32_t mask) {
-    uint32_t slots = 0;
-
-    for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
-        if (mask & 1u << stream)
-            slots += layout_stream_slots(stream);
-    return slots;
-}
-
 uint64_t policy_plan(const struct image_policy *policy, uint64_t n_kv) {
     uint64_t slots = LAYOUT_PAGE_SLOTS * (LAYOUT_WINDOW_PAGES_MAX + 1);
     uint64_t blocks = layout_sealed_blocks(n_kv);

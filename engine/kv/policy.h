@@ -1,6 +1,6 @@
 /* engine/kv/policy.h - which tier each block is read at, and which planes may go or must come.
  *
- * Responsible for: the decision, as a pure function: state in, moves out.
+ * Responsible for: the decision, as a pure function: state in, move out.
  * Not responsible for: carrying the moves out (block.h, the session).
  *
  * Disk timing never changes a tier that only coarsens: a plane that is no longer read is freed
@@ -36,12 +36,6 @@ struct policy_move {
 /* The move of one block. `move_out->block` is `index`. */
 void policy_block_move(const struct image_policy *policy, uint64_t n_kv, uint32_t index,
                        const struct policy_block *block, struct policy_move *move_out);
-/* Moves of those blocks that change (tier, free or want), in order; at most `count`. */
-uint32_t policy_moves(const struct image_policy *policy, uint64_t n_kv,
-                      const struct policy_block *blocks, uint32_t count,
-                      struct policy_move *moves_out);
-/* Slots of the streams in `mask`. */
-uint32_t policy_slots(uint32_t mask);
 /* Slots of a session of `n_kv` tokens, window and sinks included, nothing waiting. */
 uint64_t policy_plan(const struct image_policy *policy, uint64_t n_kv);
 

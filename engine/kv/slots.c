@@ -100,6 +100,15 @@ void slots_put(struct slots *slots, const uint32_t *given, uint32_t count) {
     }
 }
 
+uint32_t slots_of(uint32_t streams) {
+    uint32_t count = 0;
+
+    for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
+        if (streams & 1u << stream)
+            count += layout_stream_slots(stream);
+    return count;
+}
+
 uint8_t *slots_at(const struct slots *slots, uint32_t slot) {
     assert(slot < slots->total);
     return slots->pool.slots + slot * slots->slot_bytes;

@@ -52,6 +52,8 @@ uint32_t slots_available(const struct slots *slots, uint32_t allowance);
 /* Takes `count` that the caller has seen to be free. */
 void slots_take(struct slots *slots, uint32_t count, uint32_t *taken_out);
 void slots_put(struct slots *slots, const uint32_t *given, uint32_t count);
+/* Slots of the streams in a mask of 1u << enum layout_stream. */
+uint32_t slots_of(uint32_t streams);
 uint8_t *slots_at(const struct slots *slots, uint32_t slot);
 uint8_t *slots_frame(const struct slots *slots, uint32_t frame);
 /* Poison for what is not free but holds nothing any more. */

@@ -1,0 +1,261 @@
+/* engine/engine.c - opening and closing an engine, and what it says about itself.
+ *
+ * Responsible for: reading the model file once, its identity, the pool, the queue of posts, making
+ * room when slots run out.
+ * Not responsible for: stepping (scheduler.c), sessions (session.c).
+ */
+#include "engine/engine.h"
+
+#include "engine/engine_inner.h"
+#include "engine/model/gguf.h"
+#include "engine/model/weights.h"
+#include "store/base/bytes.h"
+
+#include "build_id.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SESSIONS_MAX = 1024, CODE_ID = 1, LAYOUT_ID = 1 };
+
+static const char weight_path[] = "weights as held, fp32 rows, k ascending";
+static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
+
+static struct kv_digest numerics_id(const struct device *device) {
+    char text[1024];
+    int bytes = snprintf(text, sizeof text, "%s\n%s\n%s\n%s\n%s\n", device->kind,
+                         BUILD_SOURCES_DIGEST, BUILD_COMPILER, weight_path, code_constants);
+
+    assert(bytes > 0 && (size_t)bytes < sizeof text);
+    return kv_digest_of(text, (size_t)bytes);
+}
+
+/* RMS epsilon and RoPE divisors change every K and V, so they are part of the weights' digest. */
+static struct kv_digest tensors_id(const struct gguf *gguf, const struct weights *weights) {
+    struct kv_digest both[2] = {gguf_tensors_digest(gguf), weights_geometry_digest(weights)};
+
+    return kv_digest_of(both, sizeof both);
+}
+
+static void describe(struct engine *engine, const struct gguf *gguf,
+                     const struct weights *weights) {
+    const struct weights_geometry *g = &weights->geometry;
+    struct engine_model *model = &engine->model;
+    struct image_model *identity = &model->identity;
+
+    *model = (struct engine_model){.geometry = {g->layers, g->kv_heads, g->head_dim},
+                                   .vocab_count = g->vocab,
+                                   .context_tokens = g->context_tokens,
+                                   .q_heads = g->heads,
+                                   .hidden = g->hidden,
+                                   .ffn = g->ffn,
+                                   .simd_name = engine->device->simd_name,
+                                   .architecture = "llama"};
+    memcpy(identity->architecture, "llama", sizeof "llama");
+    identity->geometry = model->geometry;
+    identity->q_heads = g->heads;
+    identity->context_tokens = g->context_tokens;
+    identity->rope_pairing = g->rope == WEIGHTS_ROPE_ADJACENT ? 1 : 2;
+    identity->rope_base = g->rope_base;
+    identity->tensors = tensors_id(gguf, weights);
+    identity->tokenizer = tokenizer_digest(engine->tokenizer);
+    identity->chat_template = template_digest(engine->template);
+    identity->code_id = CODE_ID;
+    identity->layout_id = LAYOUT_ID;
+    identity->numerics = numerics_id(engine->device);
+}
+
+static enum kv_err open_model(struct engine *engine, const void *model_bytes, size_t model_size,
+                              struct kv_diag *diag) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
+    struct forward_settings forward = {alloc, engine->device, engine->singles_max};
+    struct template_make_args template = {.name = NULL};
+    struct weights *weights = NULL;
+    struct gguf *gguf = NULL;
+    enum kv_err err;
+
+    KV_TRY(gguf_parse(model_bytes, model_size, alloc, &gguf, diag));
+    KV_TRY(weights_make(gguf, alloc, &weights, diag));
+    KV_TRY(tokenizer_make(gguf, alloc, &engine->tokenizer, diag));
+    template.gguf = gguf;
+    template.tokenizer = engine->tokenizer;
+    KV_TRY(template_make(&template, alloc, &engine->template, diag));
+    if (tokenizer_info(engine->tokenizer).vocab_count > weights->geometry.vocab)
+        KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "the model file has more tokens than rows of token_embd"));
+    describe(engine, gguf, weights);
+    KV_TRY(forward_make(&forward, weights, &engine->forward, diag));
+    engine->model.weight_bytes = forward_weight_bytes(engine->forward);
+done:
+    weights_drop(weights);
+    gguf_drop(gguf);
+    return err;
+}
+
+static enum kv_err open_tables(struct engine *engine, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
+    const struct layout_geometry *g = &engine->model.geometry;
+
+    engine->sessions = kv_alloc_zeroed(alloc, engine->settings.sessions_max, sizeof(void *));
+    engine->batch = kv_alloc_zeroed(alloc, engine->settings.sessions_max, sizeof(void *));
+    engine->seqs = kv_alloc_zeroed(alloc, engine->singles_max + 1, sizeof *engine->seqs);
+    engine->candidates =
+        kv_alloc_zeroed(alloc, engine->model.vocab_count, sizeof *engine->candidates);
+    engine->bad_tokens = kv_alloc_zeroed(alloc, (size_t)g->layers * g->kv_heads, sizeof(int32_t));
+    if (!engine->sessions || !engine->batch || !engine->seqs || !engine->candidates ||
+        !engine->bad_tokens ||
+        block_table_init(alloc, &engine->slots, engine, &engine->blocks) != KV_OK)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the engine's tables");
+    return KV_OK;
+}
+
+static enum kv_err open_pool(struct engine *engine, struct kv_diag *diag) {
+    const struct engine_settings *settings = &engine->settings;
+    struct slots_settings pool = {.alloc = settings->alloc,
+                                  .device = engine->device,
+                                  .geometry = engine->model.geometry,
+                                  .budget_bytes = settings->slot_budget_bytes,
+                                  .reserve = settings->reserve_slots,
+                                  .poison = settings->poison_free_slots,
+                                  .shuffle_seed = settings->shuffle_seed};
+
+    return slots_init(&pool, &engine->slots, diag);
+}
+
+enum kv_err engine_open(const struct engine_settings *settings, const void *model_bytes,
+                        size_t model_size, struct engine **engine_out, struct kv_diag *diag) {
+    struct device_host_settings host = {settings->alloc, settings->clock,
+                                        (enum device_simd)settings->simd, settings->threads};
+    struct engine *engine;
+    enum kv_err err;
+
+    if (settings->sessions_max < 1 || settings->sessions_max > SESSIONS_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "sessions_max is %u: use 1 to %d",
+                           settings->sessions_max, SESSIONS_MAX);
+    engine = kv_alloc_zeroed(settings->alloc, 1, sizeof *engine);
+    if (!engine)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the engine");
+    engine->settings = *settings;
+    engine->singles_max =
+        settings->sessions_max < FORWARD_SINGLES_MAX ? settings->sessions_max : FORWARD_SINGLES_MAX;
+    posts_init(&engine->posts);
+    KV_TRY(device_host_open(&host, &engine->device, diag));
+    KV_TRY(open_model(engine, model_bytes, model_size, diag));
+    KV_TRY(open_pool(engine, diag));
+    KV_TRY(open_tables(engine, diag));
+    *engine_out = engine;
+    engine = NULL;
+done:
+    engine_close(engine);
+    return err;
+}
+
+void engine_close(struct engine *engine) {
+    const struct kv_alloc *alloc;
+
+    if (!engine)
+        return;
+    alloc = engine->settings.alloc;
+    engine_apply(engine);
+    while (engine->session_count)
+        session_drop(engine->sessions[engine->session_count - 1]);
+    block_table_release(&engine->blocks);
+    slots_release(&engine->slots);
+    forward_drop(engine->forward);
+    template_drop(engine->template);
+    tokenizer_drop(engine->tokenizer);
+    device_close(engine->device);
+    posts_release(&engine->posts);
+    kv_alloc_release(alloc, engine->sessions);
+    kv_alloc_release(alloc, engine->batch);
+    kv_alloc_release(alloc, engine->seqs);
+    kv_alloc_release(alloc, engine->candidates);
+    kv_alloc_release(alloc, engine->bad_tokens);
+    kv_alloc_release(alloc, engine);
+}
+
+void engine_model(const struct engine *engine, struct engine_model *model_out) {
+    *model_out = engine->model;
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *engine) {
+    return engine->tokenizer;
+}
+
+const struct template *engine_template(const struct engine *engine) {
+    return engine->template;
+}
+
+void engine_slots(const struct engine *engine, struct engine_slots *slots_out) {
+    const struct slots *slots = &engine->slots;
+
+    *slots_out = (struct engine_slots){.total = slots->total,
+                                       .free = slots->free_count,
+                                       .reserve = slots->settings.reserve,
+                                       .used = slots->total - slots->free_count,
+                                       .peak_used = slots->peak_used,
+                                       .slot_bytes = slots->slot_bytes,
+                                       .meta_frame_bytes = slots->frame_bytes,
+                                       .pool_bytes = slots->pool_bytes};
+}
+
+uint32_t engine_plan_slots(const struct engine *engine, const struct image_policy *policy,
+                           uint64_t n_kv) {
+    uint64_t slots = policy_plan(policy, n_kv);
+
+    (void)engine;
+    return slots > UINT32_MAX ? UINT32_MAX : (uint32_t)slots;
+}
+
+struct engine_post {
+    struct post post;
+    struct engine *engine;
+    void (*call)(void *context);
+    void *context;
+};
+
+static void run_post(void *argument) {
+    struct engine_post *post = argument;
+
+    post->call(post->context);
+    kv_alloc_release(post->engine->settings.alloc, post);
+}
+
+enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void *context) {
+    struct engine_post *post = kv_alloc_zeroed(engine->settings.alloc, 1, sizeof *post);
+
+    if (!post)
+        return KV_ERR_NOMEM;
+    *post =
+        (struct engine_post){.post = {.call = run_post, .context = post}, engine, call, context};
+    posts_push(&engine->posts, &post->post);
+    return KV_OK;
+}
+
+void engine_apply(struct engine *engine) {
+    posts_apply(&engine->posts);
+}
+
+enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_need *need,
+                              struct kv_diag *diag) {
+    const struct engine_hooks *hooks = &engine->settings.hooks;
+    /* Each try ends a write or a session, so there are not more of them than of those. */
+    uint32_t tries = engine->settings.sessions_max + engine->slots.frames + 1;
+
+    for (;;) {
+        if (slots_available(&engine->slots, need->allowance) >= need->slots &&
+            engine->blocks.free_count >= need->frames)
+            return KV_OK;
+        if (posts_apply(&engine->posts))
+            continue;
+        if (tries-- == 0 || !hooks->slots_low ||
+            !hooks->slots_low(hooks->context, need->session, need->slots))
+            break;
+    }
+    return kv_diag_set(diag, KV_ERR_NO_SLOTS,
+                       "%u slots are needed and %u are free beyond the reserve of %u: put a "
+                       "session to sleep or use a larger slot budget",
+                       need->slots, slots_available(&engine->slots, need->allowance),
+                       engine->slots.settings.reserve);
+}

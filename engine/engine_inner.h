@@ -1,0 +1,133 @@
+/* engine/engine_inner.h - what stands behind a struct engine and a struct session.
+ *
+ * Responsible for: the two structs and the few functions that the files of engine/ share.
+ * Not responsible for: anything outside the files of this folder.
+ *
+ * Threads: the scheduler thread.
+ * Units: as engine.h.
+ */
+#ifndef ENGINE_ENGINE_INNER_H
+#define ENGINE_ENGINE_INNER_H
+
+#include "engine/device/device.h"
+#include "engine/engine.h"
+#include "engine/kv/block.h"
+#include "engine/kv/policy.h"
+#include "engine/kv/posts.h"
+#include "engine/kv/slots.h"
+#include "engine/kv/window.h"
+#include "engine/model/forward.h"
+#include "engine/model/sampler.h"
+#include "engine/model/template.h"
+#include "engine/model/tokenizer.h"
+#include "engine/transfer.h"
+
+struct engine {
+    struct engine_settings settings;
+    struct device *device;
+    struct slots slots;
+    struct block_table blocks;
+    struct posts posts;
+    struct forward *forward;
+    struct tokenizer *tokenizer;
+    struct template *template;
+    struct engine_model model;
+
+    struct session **sessions; /* [sessions_max] */
+    uint32_t session_count;
+    uint64_t prefill_turn;  /* counts chunks: who is next */
+    struct session **batch; /* [sessions_max], of the running step; NULL: dropped meanwhile */
+    uint32_t batch_count;
+    struct forward_seq *seqs; /* [singles_max + 1] */
+    uint32_t singles_max;
+    struct sampler_candidate *candidates; /* [vocab] */
+    int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal */
+    int stepping;
+};
+
+struct session {
+    struct engine *engine;
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+    enum session_state state;
+    struct image_policy_change policies[IMAGE_POLICIES_MAX]; /* the last one is in force */
+    uint32_t policy_count;
+    struct image_sampler sampler;
+
+    uint32_t *ids;
+    size_t ids_capacity;
+    uint64_t n, n_kv;
+    uint64_t fed_end;  /* everything before it is to be prefilled */
+    uint64_t kept_end; /* n when the feeding that is not prefilled yet began */
+    struct image_span *roles;
+    size_t roles_capacity;
+    uint32_t role_count;
+
+    struct block **blocks;
+    struct kvops_block *views; /* the same blocks as attention reads them */
+    size_t block_capacity;
+    uint32_t block_count;
+    struct window window;
+    int has_window;
+
+    float *logits;        /* [vocab] */
+    uint64_t logits_n_kv; /* they follow token logits_n_kv - 1; 0: none */
+    int generating, cancelled;
+    uint32_t tokens_left;
+    session_row observe;
+    void *observe_context;
+
+    struct transfer_durable durable;
+    struct image_needle *needles;
+    size_t needles_capacity;
+    uint32_t needle_count;
+    uint64_t last_used_ns, last_prefill_turn;
+    uint64_t tokens_prefilled, tokens_decoded;
+
+    /* of the running step */
+    uint32_t step_rows;
+    int step_is_prefill;
+    struct block *sealing;              /* to be filled, or NULL */
+    uint32_t fresh[LAYOUT_BLOCK_SLOTS]; /* recipe bf16: the window's new slots */
+};
+
+static inline const struct image_policy *engine_inner_policy(const struct session *session) {
+    return &session->policies[session->policy_count - 1].policy;
+}
+
+/* KV_OK when `slots` beyond the reserve (less `allowance`) and `frames` blocks are free: applies
+ * posts, asks hooks.slots_low, tries again. NO_SLOTS with need and have. */
+struct engine_inner_need {
+    struct session *session; /* NULL: none yet */
+    uint32_t slots, allowance, frames;
+};
+enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_need *need,
+                              struct kv_diag *diag);
+
+/* A session without slots, in no list; NOMEM. */
+enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
+                                      struct session **session_out, struct kv_diag *diag);
+/* Gives back everything it has; it is in no list. */
+void engine_inner_session_release(struct session *session);
+/* LIMIT (sessions_max), EXISTS. */
+enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct kv_diag *diag);
+/* INVALID. */
+enum kv_err engine_inner_check_policy(const struct image_policy *policy, struct kv_diag *diag);
+void engine_inner_add(struct engine *engine, struct session *session);
+/* Room for `n` ids and their blocks, and two more roles. NOMEM. */
+enum kv_err engine_inner_reserve(struct session *session, uint64_t n, struct kv_diag *diag);
+/* Appends a block that is read at `tier`. */
+void engine_inner_push_block(struct session *session, struct block *block, enum layout_tier tier);
+/* What the policy says now about block `index`, or all. */
+void engine_inner_review_block(struct session *session, uint32_t index);
+void engine_inner_review(struct session *session);
+/* Slots that the policy will no longer read once n_kv is reached. */
+uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv);
+int engine_inner_has_work(const struct session *session);
+/* The request ends: takes back what has no KV, IDLE when nothing is left to do. */
+void engine_inner_end_request(struct session *session);
+/* Where attention finds the session's tokens. */
+struct kvops_seq engine_inner_seq(const struct session *session);
+enum kv_err engine_inner_bad(const struct session *session, const struct forward_seq *seq,
+                             struct kv_diag *diag);
+
+#endif

@@ -1,0 +1,365 @@
+/* engine/session.c - one conversation on the device: its life, what is fed, what it reports.
+ *
+ * Responsible for: creating and dropping, names, feeding, generating, cancelling, information.
+ * Not responsible for: stepping (scheduler.c), tiers (session_tiers.c), questions (session_ask.c).
+ */
+#include "engine/session.h"
+
+#include "engine/engine_inner.h"
+#include "store/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+
+/* Length of the UTF-8 character at `at`, or 0 when there is none. */
+static unsigned utf8_length(const unsigned char *at) {
+    static const struct {
+        unsigned char first, last, second_low, second_high, length;
+    } forms[] = {
+        {0x01, 0x7f, 0, 0, 1},       {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
+        {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
+        {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4}};
+
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        if (at[0] < forms[i].first || at[0] > forms[i].last)
+            continue;
+        if (forms[i].length > 1 && (at[1] < forms[i].second_low || at[1] > forms[i].second_high))
+            return 0;
+        for (unsigned k = 2; k < forms[i].length; k++)
+            if (at[k] < 0x80 || at[k] > 0xbf)
+                return 0;
+        return forms[i].length;
+    }
+    return 0;
+}
+
+enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
+    const unsigned char *at = (const unsigned char *)name;
+    size_t size = strlen(name);
+
+    if (size == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the session name is empty: use 1 to %d bytes",
+                           IMAGE_NAME_BYTES_MAX);
+    if (size > IMAGE_NAME_BYTES_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "the session name has %zu bytes: use at most %d bytes", size,
+                           IMAGE_NAME_BYTES_MAX);
+    while (*at) {
+        unsigned length = utf8_length(at);
+        if (length == 0)
+            return kv_diag_set(diag, KV_ERR_INVALID,
+                               "the session name is not valid UTF-8 at byte %zu",
+                               (size_t)(at - (const unsigned char *)name));
+        if (*at == '/')
+            return kv_diag_set(diag, KV_ERR_INVALID,
+                               "the session name '%s' has a '/': leave it out", name);
+        if (*at < 0x20 || *at == 0x7f || (at[0] == 0xc2 && at[1] < 0xa0))
+            return kv_diag_set(diag, KV_ERR_INVALID,
+                               "the session name has a control character at byte %zu",
+                               (size_t)(at - (const unsigned char *)name));
+        at += length;
+    }
+    return KV_OK;
+}
+
+enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
+                                      struct session **session_out, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
+    struct session *session = kv_alloc_zeroed(alloc, 1, sizeof *session);
+
+    if (session)
+        session->logits = kv_alloc_zeroed(alloc, engine->model.vocab_count, sizeof(float));
+    if (!session || !session->logits) {
+        kv_alloc_release(alloc, session);
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for session '%s'", name);
+    }
+    session->engine = engine;
+    memcpy(session->name, name, strlen(name) + 1);
+    session->last_used_ns = kv_clock_now_ns(engine->settings.clock);
+    *session_out = session;
+    return KV_OK;
+}
+
+static void release_needles(struct session *session) {
+    const struct kv_alloc *alloc = session->engine->settings.alloc;
+
+    for (uint32_t i = 0; i < session->needle_count; i++) {
+        kv_alloc_release(alloc, session->needles[i].key);
+        kv_alloc_release(alloc, session->needles[i].ask);
+        kv_alloc_release(alloc, session->needles[i].answer_prefix);
+        kv_alloc_release(alloc, session->needles[i].expect);
+    }
+    kv_alloc_release(alloc, session->needles);
+}
+
+void engine_inner_session_release(struct session *session) {
+    struct engine *engine = session->engine;
+    const struct kv_alloc *alloc = engine->settings.alloc;
+
+    if (session->sealing)
+        block_drop(session->sealing);
+    for (uint32_t i = session->block_count; i-- > 0;) {
+        block_reader(session->blocks[i], session->views[i].tier, -1);
+        block_drop(session->blocks[i]);
+    }
+    if (session->has_window)
+        window_put(&session->window, &engine->slots);
+    release_needles(session);
+    kv_alloc_release(alloc, session->ids);
+    kv_alloc_release(alloc, session->roles);
+    kv_alloc_release(alloc, session->blocks);
+    kv_alloc_release(alloc, session->views);
+    kv_alloc_release(alloc, session->logits);
+    kv_alloc_release(alloc, session);
+}
+
+enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct kv_diag *diag) {
+    if (session_find(engine, name))
+        return kv_diag_set(diag, KV_ERR_EXISTS, "session '%s' is there already", name);
+    if (engine->session_count >= engine->settings.sessions_max)
+        return kv_diag_set(diag, KV_ERR_LIMIT,
+                           "%u sessions are resident, which is the maximum: put one to sleep",
+                           engine->session_count);
+    return KV_OK;
+}
+
+void engine_inner_add(struct engine *engine, struct session *session) {
+    assert(engine->session_count < engine->settings.sessions_max);
+    engine->sessions[engine->session_count++] = session;
+}
+
+static enum kv_err check_settings(struct engine *engine, const struct session_settings *settings,
+                                  struct kv_diag *diag) {
+    const struct image_sampler *sampler = &settings->sampler;
+    struct sampler_settings checked = {sampler->temperature, sampler->top_p, sampler->top_k,
+                                       sampler->seed};
+    enum kv_err err;
+
+    KV_TRY(session_check_name(settings->name, diag));
+    KV_TRY(sampler_check(&checked, diag));
+    KV_TRY(engine_inner_check_policy(&settings->policy, diag));
+    KV_TRY(engine_inner_can_add(engine, settings->name, diag));
+done:
+    return err;
+}
+
+enum kv_err session_create(struct engine *engine, const struct session_settings *settings,
+                           struct session **session_out, struct kv_diag *diag) {
+    struct engine_inner_need need = {NULL, WINDOW_SLOTS, 0, 0};
+    struct session *session = NULL;
+    enum kv_err err;
+
+    KV_TRY(check_settings(engine, settings, diag));
+    KV_TRY(engine_inner_session_make(engine, settings->name, &session, diag));
+    KV_TRY(engine_inner_room(engine, &need, diag));
+    window_take(&session->window, &engine->slots);
+    session->has_window = 1;
+    session->policies[0].policy = settings->policy;
+    session->policy_count = 1;
+    session->sampler = settings->sampler;
+    engine_inner_add(engine, session);
+    *session_out = session;
+    session = NULL;
+done:
+    if (session)
+        engine_inner_session_release(session);
+    return err;
+}
+
+void session_drop(struct session *session) {
+    struct engine *engine = session->engine;
+
+    for (uint32_t i = 0; i < engine->batch_count; i++)
+        if (engine->batch[i] == session)
+            engine->batch[i] = NULL;
+    for (uint32_t i = 0; i < engine->session_count; i++) {
+        if (engine->sessions[i] != session)
+            continue;
+        memmove(engine->sessions + i, engine->sessions + i + 1,
+                (engine->session_count - i - 1) * sizeof *engine->sessions);
+        engine->session_count--;
+        break;
+    }
+    engine_inner_session_release(session);
+}
+
+struct session *session_find(struct engine *engine, const char *name) {
+    for (uint32_t i = 0; i < engine->session_count; i++)
+        if (strcmp(engine->sessions[i]->name, name) == 0)
+            return engine->sessions[i];
+    return NULL;
+}
+
+struct session *session_at(struct engine *engine, uint32_t index) {
+    return index < engine->session_count ? engine->sessions[index] : NULL;
+}
+
+struct engine *session_engine(const struct session *session) {
+    return session->engine;
+}
+
+void session_info(const struct session *session, struct session_info *info_out) {
+    *info_out = (struct session_info){.name = session->name,
+                                      .state = session->state,
+                                      .n = session->n,
+                                      .n_kv = session->n_kv,
+                                      .blocks = session->block_count,
+                                      .window_tokens = layout_window_tokens(session->n_kv),
+                                      .sink_tokens = layout_sink_tokens(session->n_kv),
+                                      .slots = session->has_window ? WINDOW_SLOTS : 0,
+                                      .last_used_ns = session->last_used_ns,
+                                      .tokens_prefilled = session->tokens_prefilled,
+                                      .tokens_decoded = session->tokens_decoded,
+                                      .ids = session->ids,
+                                      .policy = *engine_inner_policy(session),
+                                      .sampler = session->sampler};
+    for (uint32_t i = 0; i < session->block_count; i++) {
+        const struct block *block = session->blocks[i];
+        info_out->blocks_durable += block->state == BLOCK_DURABLE;
+        info_out->slots += slots_of(block->resident | block->arriving);
+        info_out->tier_blocks[session->views[i].tier]++;
+    }
+}
+
+/* Grows arrays that share one capacity; the capacity moves only when all have grown. */
+static int grow_blocks(struct session *session, size_t needed) {
+    const struct kv_alloc *alloc = session->engine->settings.alloc;
+    size_t for_blocks = session->block_capacity, for_views = session->block_capacity;
+    void *blocks = session->blocks, *views = session->views;
+    int grown = kv_alloc_grow(alloc, &blocks, &for_blocks, needed, sizeof *session->blocks);
+
+    session->blocks = blocks;
+    grown = grown && kv_alloc_grow(alloc, &views, &for_views, needed, sizeof *session->views);
+    session->views = views;
+    if (grown)
+        session->block_capacity = for_blocks < for_views ? for_blocks : for_views;
+    return grown;
+}
+
+enum kv_err engine_inner_reserve(struct session *session, uint64_t n, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = session->engine->settings.alloc;
+    void *ids = session->ids, *roles = session->roles;
+    int grown = kv_alloc_grow(alloc, &ids, &session->ids_capacity, n, sizeof *session->ids);
+
+    session->ids = ids;
+    grown = grown && kv_alloc_grow(alloc, &roles, &session->roles_capacity,
+                                   session->role_count + 2u, sizeof *session->roles);
+    session->roles = roles;
+    if (!grown || !grow_blocks(session, layout_sealed_blocks(n) + 1))
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %llu tokens of session '%s'",
+                           (unsigned long long)n, session->name);
+    return KV_OK;
+}
+
+static int may_work(const struct session *session) {
+    return session->state == SESSION_IDLE || session->state == SESSION_ACTIVE ||
+           session->state == SESSION_SAVING;
+}
+
+static void begin_work(struct session *session) {
+    session->last_used_ns = kv_clock_now_ns(session->engine->settings.clock);
+    session->cancelled = 0;
+    if (session->state == SESSION_IDLE)
+        session->state = SESSION_ACTIVE;
+}
+
+enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t count,
+                         enum image_role role, struct kv_diag *diag) {
+    const struct engine_model *model = &session->engine->model;
+    enum kv_err err;
+
+    if (!may_work(session) || session->generating || session->cancelled)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is %s: wait until it is idle",
+                           session->name,
+                           session->generating ? "generating" : session_state_name(session->state));
+    if (count == 0 || role < IMAGE_SYSTEM || role > IMAGE_RAW)
+        return kv_diag_set(diag, KV_ERR_INVALID, "nothing to feed to session '%s', or no role",
+                           session->name);
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] >= model->vocab_count)
+            return kv_diag_set(diag, KV_ERR_INVALID, "token id %u is outside the vocabulary of %u",
+                               ids[i], model->vocab_count);
+    if (session->n + count > model->context_tokens)
+        return kv_diag_set(diag, KV_ERR_LIMIT,
+                           "session '%s' has %llu tokens and %u more do not fit into the context "
+                           "of %u: start a new session",
+                           session->name, (unsigned long long)session->n, count,
+                           model->context_tokens);
+    err = engine_inner_reserve(session, session->n + count, diag);
+    if (err != KV_OK)
+        return err;
+    if (session->fed_end <= session->n_kv)
+        session->kept_end = session->n;
+    memcpy(session->ids + session->n, ids, count * sizeof *ids);
+    session->roles[session->role_count++] =
+        (struct image_span){role, session->n, session->n + count};
+    session->n += count;
+    session->fed_end = session->n;
+    begin_work(session);
+    return KV_OK;
+}
+
+enum kv_err session_generate(struct session *session, uint32_t tokens_max, struct kv_diag *diag) {
+    const struct engine_model *model = &session->engine->model;
+    uint64_t end = session->n + tokens_max;
+    enum kv_err err;
+
+    if (!may_work(session) || session->generating || session->cancelled)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is %s: wait until it is idle",
+                           session->name,
+                           session->generating ? "generating" : session_state_name(session->state));
+    if (tokens_max == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "0 tokens to generate: ask for 1 or more");
+    if (session->n >= model->context_tokens)
+        return kv_diag_set(diag, KV_ERR_LIMIT,
+                           "session '%s' fills the context of %u tokens: start a new session",
+                           session->name, model->context_tokens);
+    if (session->n == session->n_kv &&
+        (session->n == 0 || session->logits_n_kv != session->n_kv))
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "session '%s' has nothing to continue from: feed something first",
+                           session->name);
+    err = engine_inner_reserve(session, end < model->context_tokens ? end : model->context_tokens,
+                               diag);
+    if (err != KV_OK)
+        return err;
+    session->generating = 1;
+    session->tokens_left = tokens_max;
+    begin_work(session);
+    return KV_OK;
+}
+
+void session_cancel(struct session *session) {
+    if (engine_inner_has_work(session))
+        session->cancelled = 1;
+}
+
+const float *session_logits(const struct session *session) {
+    return session->logits_n_kv ? session->logits : NULL;
+}
+
+void session_observe(struct session *session, session_row row, void *context) {
+    session->observe = row;
+    session->observe_context = context;
+}
+
+int engine_inner_has_work(const struct session *session) {
+    return session->generating || session->fed_end > session->n_kv;
+}
+
+void engine_inner_end_request(struct session *session) {
+    if (session->fed_end > session->n_kv) {
+        uint64_t n = session->kept_end > session->n_kv ? session->kept_end : session->n_kv;
+        session->n = n;
+        while (session->role_count && session->roles[session->role_count - 1].first >= n)
+            session->role_count--;
+        if (session->role_count && session->roles[session->role_count - 1].end > n)
+            session->roles[session->role_count - 1].end = n;
+        session->fed_end = session->n_kv;
+    }
+    session->generating = 0;
+    session->cancelled = 0;
+    session->tokens_left = 0;
+    if (session->state == SESSION_ACTIVE)
+        session->state = SESSION_IDLE;
+}

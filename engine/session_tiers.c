@@ -1,0 +1,149 @@
+/* engine/session_tiers.c - the tiers of a session's blocks, and the planes that go or come.
+ *
+ * Responsible for: carrying out what policy.h decides, changing the policy, the blocks a session
+ * points at.
+ * Not responsible for: the decision, or reading planes back (hooks.planes_wanted).
+ */
+#include "engine/engine_inner.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum kv_err engine_inner_check_policy(const struct image_policy *policy, struct kv_diag *diag) {
+    if (policy->recipe != IMAGE_RECIPE_BF16 && policy->recipe != IMAGE_RECIPE_V3)
+        return kv_diag_set(diag, KV_ERR_INVALID, "recipe %d is not known: use bf16 or v3",
+                           (int)policy->recipe);
+    if (policy->age_count > IMAGE_AGES_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "%u ages: use at most %d", policy->age_count,
+                           IMAGE_AGES_MAX);
+    for (uint32_t i = 1; i < policy->age_count; i++)
+        if (policy->ages[i] < policy->ages[i - 1])
+            return kv_diag_set(diag, KV_ERR_INVALID, "ages must rise: %llu comes after %llu",
+                               (unsigned long long)policy->ages[i],
+                               (unsigned long long)policy->ages[i - 1]);
+    return KV_OK;
+}
+
+void engine_inner_push_block(struct session *session, struct block *block, enum layout_tier tier) {
+    uint32_t index = session->block_count;
+
+    assert(index < session->block_capacity && block->index == index);
+    session->blocks[index] = block;
+    session->views[index] = block->map;
+    session->views[index].tier = (uint8_t)tier;
+    block_reader(block, tier, 1);
+    session->block_count++;
+}
+
+static struct policy_move move_of(const struct session *session, uint32_t index, uint64_t n_kv) {
+    const struct block *block = session->blocks[index];
+    struct policy_block state = {.tier = session->views[index].tier,
+                                 .resident = block->resident,
+                                 .arriving = block->arriving,
+                                 .unavailable = block->unavailable,
+                                 .durable = block->state == BLOCK_DURABLE};
+    struct policy_move move;
+
+    state.others = block_read_by_others(block, state.tier);
+    policy_block_move(engine_inner_policy(session), n_kv, index, &state, &move);
+    return move;
+}
+
+static void ask_for_planes(struct session *session, struct block *block, uint32_t streams) {
+    const struct engine_hooks *hooks = &session->engine->settings.hooks;
+
+    if (!hooks->planes_wanted || slots_available(&session->engine->slots, 0) < slots_of(streams))
+        return;
+    block_expect(block, streams);
+    block_hold(block);
+    hooks->planes_wanted(hooks->context, session, block);
+}
+
+void engine_inner_review_block(struct session *session, uint32_t index) {
+    struct policy_move move = move_of(session, index, session->n_kv);
+    struct block *block = session->blocks[index];
+
+    block_read_at(block, session->views[index].tier, move.tier);
+    if (move.free)
+        block_free(block, move.free);
+    block_set_idle(block, slots_of(move.idle));
+    if (move.want && !block->arriving)
+        ask_for_planes(session, block, move.want);
+    session->views[index] = block->map;
+    session->views[index].tier = (uint8_t)move.tier;
+}
+
+void engine_inner_review(struct session *session) {
+    for (uint32_t i = 0; i < session->block_count; i++)
+        engine_inner_review_block(session, i);
+}
+
+uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv) {
+    uint32_t slots = 0;
+
+    for (uint32_t i = 0; i < session->block_count; i++) {
+        struct policy_move move = move_of(session, i, n_kv);
+        uint32_t waiting = session->blocks[i]->idle_slots;
+        uint32_t unread = slots_of(move.free | move.idle);
+        slots += unread > waiting ? unread - waiting : 0;
+    }
+    return slots;
+}
+
+/* Slots of all planes that `policy` would read and that are neither here nor on their way. */
+static uint32_t missing_slots(const struct session *session, const struct image_policy *policy) {
+    uint32_t slots = 0;
+
+    for (uint32_t i = 0; i < session->block_count; i++) {
+        const struct block *block = session->blocks[i];
+        uint32_t wanted = layout_tier_streams(image_tier(policy, i, session->n_kv));
+        slots += slots_of(wanted & ~block->resident & ~block->arriving);
+    }
+    return slots;
+}
+
+static void record_policy(struct session *session, const struct image_policy *policy) {
+    struct image_policy_change *last = &session->policies[session->policy_count - 1];
+
+    if (last->from_n_kv != session->n_kv)
+        last = &session->policies[session->policy_count++];
+    *last = (struct image_policy_change){session->n_kv, *policy};
+}
+
+enum kv_err session_set_policy(struct session *session, const struct image_policy *policy,
+                               struct kv_diag *diag) {
+    const struct image_policy *now = engine_inner_policy(session);
+    struct engine_inner_need need = {session, 0, 0, 0};
+    enum kv_err err = engine_inner_check_policy(policy, diag);
+
+    if (err != KV_OK)
+        return err;
+    if (policy->recipe != now->recipe)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "the recipe of session '%s' is fixed: start a new session",
+                           session->name);
+    if (session->state == SESSION_FAILED)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has failed", session->name);
+    if (session->policy_count == IMAGE_POLICIES_MAX &&
+        session->policies[session->policy_count - 1].from_n_kv != session->n_kv)
+        return kv_diag_set(diag, KV_ERR_LIMIT, "session '%s' has changed its policy %d times",
+                           session->name, IMAGE_POLICIES_MAX);
+    need.slots = missing_slots(session, policy);
+    if (need.slots) {
+        err = engine_inner_room(session->engine, &need, diag);
+        if (err != KV_OK)
+            return err;
+    }
+    record_policy(session, policy);
+    for (uint32_t i = 0; i < session->block_count; i++)
+        session->blocks[i]->unavailable = 0;
+    engine_inner_review(session);
+    return KV_OK;
+}
+
+int session_promoting(const struct session *session) {
+    for (uint32_t i = 0; i < session->block_count; i++)
+        if (session->blocks[i]->arriving || move_of(session, i, session->n_kv).want)
+            return 1;
+    return 0;
+}

@@ -1,0 +1,297 @@
+/* engine/transfer.c - the states of a session that leave the device.
+ *
+ * Responsible for: parts of blocks, what writers and readers of planes say, freezing a session.
+ * Not responsible for: taking sessions back (transfer_load.c).
+ */
+#include "engine/transfer.h"
+
+#include "engine/engine_inner.h"
+
+#include <assert.h>
+#include <string.h>
+
+/* --- parts */
+
+static struct transfer_part part_of(const struct block *block, enum layout_stream stream) {
+    struct slots *slots = block->table->slots;
+    struct transfer_part part = {.stream = stream, .piece_count = layout_stream_slots(stream)};
+    uint64_t raw_bytes = layout_slot_raw_bytes(&slots->pool.geometry);
+
+    for (uint32_t i = 0; i < part.piece_count; i++)
+        part.pieces[i] = (struct transfer_piece){
+            slots_at(slots, block->map.slot[layout_stream_table(stream) + i]), raw_bytes};
+    if (stream == LAYOUT_META) {
+        part.piece_count = 1;
+        part.pieces[0] =
+            (struct transfer_piece){slots_frame(slots, block->map.meta_frame), slots->frame_bytes};
+    }
+    part.size = layout_stream_bytes(&slots->pool.geometry, stream);
+    return part;
+}
+
+static uint32_t parts_in(const struct block *block, uint32_t streams,
+                         struct transfer_part *parts_out) {
+    uint32_t count = 0;
+
+    if (streams & 1u << LAYOUT_META)
+        parts_out[count++] = part_of(block, LAYOUT_META);
+    for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
+        if (stream != LAYOUT_META && streams & 1u << stream)
+            parts_out[count++] = part_of(block, (enum layout_stream)stream);
+    return count;
+}
+
+uint64_t transfer_block_index(const struct block *block) {
+    return block->index;
+}
+
+uint32_t transfer_block_parts(const struct block *block, struct transfer_part *parts_out) {
+    return parts_in(block, block->resident, parts_out);
+}
+
+uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out) {
+    return parts_in(block, block->arriving, parts_out);
+}
+
+struct kv_digest transfer_part_digest(const struct transfer_part *part) {
+    struct kv_digest_state state;
+
+    kv_digest_init(&state);
+    for (uint32_t i = 0; i < part->piece_count; i++)
+        kv_digest_update(&state, part->pieces[i].bytes, part->pieces[i].size);
+    return kv_digest_final(&state);
+}
+
+/* --- what writers and readers say */
+
+static void review(struct block *block) {
+    struct engine *engine = block->table->engine;
+
+    for (uint32_t i = 0; i < engine->session_count; i++) {
+        struct session *session = engine->sessions[i];
+        if (block->index < session->block_count && session->blocks[block->index] == block)
+            engine_inner_review_block(session, (uint32_t)block->index);
+    }
+}
+
+static void apply_written(void *context) {
+    struct block *block = context;
+
+    assert(block->state == BLOCK_WRITING);
+    block->state = block->written_err == KV_OK ? BLOCK_DURABLE : BLOCK_VOLATILE;
+    review(block);
+    block_let_go(block);
+}
+
+static void say_written(struct block *block, enum kv_err err) {
+    block->written_err = err;
+    block->written.call = apply_written;
+    block->written.context = block;
+    posts_push(&block->table->engine->posts, &block->written);
+}
+
+void transfer_block_durable(struct block *block) {
+    say_written(block, KV_OK);
+}
+
+void transfer_block_failed(struct block *block) {
+    say_written(block, KV_ERR_IO);
+}
+
+static void apply_arrived(void *context) {
+    struct block *block = context;
+
+    block_settle(block, block->arrived_err);
+    review(block);
+    block_let_go(block);
+}
+
+void transfer_planes_arrived(struct session *session, struct block *block, enum kv_err err) {
+    /* The session may be gone; the block is held, and knows who refers to it. */
+    (void)session;
+    block->arrived_err = err;
+    block->arrived.call = apply_arrived;
+    block->arrived.context = block;
+    posts_push(&block->table->engine->posts, &block->arrived);
+}
+
+void transfer_blocks_volatile(struct session *session,
+                              void (*take)(void *context, struct block *block), void *context) {
+    for (uint32_t i = 0; i < session->block_count; i++) {
+        struct block *block = session->blocks[i];
+        if (block->state != BLOCK_VOLATILE)
+            continue;
+        block->state = BLOCK_WRITING;
+        block_hold(block);
+        take(context, block);
+    }
+}
+
+/* --- what stays with the session */
+
+struct transfer_durable *transfer_durable(struct session *session) {
+    return &session->durable;
+}
+
+struct image_needle *transfer_needles(struct session *session, uint32_t *count_out) {
+    *count_out = session->needle_count;
+    return session->needles;
+}
+
+static char *copy_text(const struct kv_alloc *alloc, const char *text, int *failed) {
+    char *copy = kv_alloc_copy(alloc, text ? text : "", text ? strlen(text) : 0);
+
+    *failed |= copy == NULL;
+    return copy;
+}
+
+static int copy_needle(const struct kv_alloc *alloc, const struct image_needle *from,
+                       struct image_needle *to) {
+    int failed = 0;
+
+    *to = *from;
+    to->key = copy_text(alloc, from->key, &failed);
+    to->ask = copy_text(alloc, from->ask, &failed);
+    to->answer_prefix = copy_text(alloc, from->answer_prefix, &failed);
+    to->expect = copy_text(alloc, from->expect, &failed);
+    if (!failed)
+        return 1;
+    kv_alloc_release(alloc, to->key);
+    kv_alloc_release(alloc, to->ask);
+    kv_alloc_release(alloc, to->answer_prefix);
+    kv_alloc_release(alloc, to->expect);
+    return 0;
+}
+
+enum kv_err transfer_add_needle(struct session *session, const struct image_needle *needle,
+                                struct kv_diag *diag) {
+    const struct kv_alloc *alloc = session->engine->settings.alloc;
+    void *needles = session->needles;
+    int grown;
+
+    if (session->needle_count >= IMAGE_NEEDLES_MAX)
+        return kv_diag_set(diag, KV_ERR_LIMIT, "session '%s' has %d needles, which is the maximum",
+                           session->name, IMAGE_NEEDLES_MAX);
+    for (uint32_t i = 0; i < session->needle_count; i++)
+        if (strcmp(session->needles[i].key, needle->key) == 0)
+            return kv_diag_set(diag, KV_ERR_EXISTS, "session '%s' has a needle '%s' already",
+                               session->name, needle->key);
+    grown = kv_alloc_grow(alloc, &needles, &session->needles_capacity, session->needle_count + 1u,
+                          sizeof *needle);
+    session->needles = needles;
+    if (!grown || !copy_needle(alloc, needle, &session->needles[session->needle_count]))
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a needle of session '%s'",
+                           session->name);
+    session->needle_count++;
+    return KV_OK;
+}
+
+/* --- freeze */
+
+static void *copy_array(const struct kv_alloc *alloc, const void *from, size_t count,
+                        size_t bytes) {
+    return kv_alloc_copy(alloc, count ? from : "", count * bytes);
+}
+
+static enum kv_err freeze_image(struct session *session, struct image *image) {
+    struct engine *engine = session->engine;
+    const struct kv_alloc *alloc = engine->settings.alloc;
+
+    image->model = engine->model.identity;
+    memcpy(image->name, session->name, sizeof image->name);
+    image->sampler = session->sampler;
+    image->n = session->n;
+    image->n_kv = session->n_kv;
+    image->block_count = session->block_count;
+    image->created_ns = kv_clock_wall_ns(engine->settings.clock);
+    image->policies =
+        copy_array(alloc, session->policies, session->policy_count, sizeof *session->policies);
+    image->policy_count = session->policy_count;
+    image->ids = copy_array(alloc, session->ids, session->n, sizeof *session->ids);
+    image->roles = copy_array(alloc, session->roles, session->role_count, sizeof *session->roles);
+    image->role_count = session->role_count;
+    image->needles = kv_alloc_zeroed(alloc, session->needle_count + 1u, sizeof *image->needles);
+    if (!image->policies || !image->ids || !image->roles || !image->needles)
+        return KV_ERR_NOMEM;
+    for (; image->needle_count < session->needle_count; image->needle_count++)
+        if (!copy_needle(alloc, &session->needles[image->needle_count],
+                         &image->needles[image->needle_count]))
+            return KV_ERR_NOMEM;
+    return KV_OK;
+}
+
+static enum kv_err freeze_page(struct session *session, const struct kvops_page *page, int wanted,
+                               struct transfer_frozen_page *frozen) {
+    const struct slots *slots = &session->engine->slots;
+    const uint8_t *addresses[LAYOUT_PAGE_SLOTS];
+
+    frozen->size = layout_dense_bytes(&slots->pool.geometry, frozen->tokens);
+    if (!wanted)
+        return KV_OK;
+    frozen->bytes =
+        kv_alloc_aligned(session->engine->settings.alloc, frozen->size, LAYOUT_SLOT_UNIT);
+    if (!frozen->bytes)
+        return KV_ERR_NOMEM;
+    for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
+        addresses[i] = slots_at(slots, page->slot[i]);
+    layout_pack(&slots->pool.geometry, addresses, frozen->tokens, frozen->bytes);
+    return KV_OK;
+}
+
+static enum kv_err freeze_pages(struct session *session, transfer_want_page want, void *context,
+                                struct transfer_frozen *frozen) {
+    uint32_t left = layout_window_tokens(session->n_kv);
+    uint64_t first = LAYOUT_SINK_TOKENS + (uint64_t)session->block_count * LAYOUT_BLOCK_TOKENS;
+    enum kv_err err = KV_OK;
+
+    frozen->sinks.tokens = layout_sink_tokens(session->n_kv);
+    frozen->image.sinks.tokens = frozen->sinks.tokens;
+    if (frozen->sinks.tokens)
+        err = freeze_page(session, &session->window.sinks, want(context, 0, frozen->sinks.tokens),
+                          &frozen->sinks);
+    while (err == KV_OK && left) {
+        uint32_t index = frozen->page_count++;
+        struct transfer_frozen_page *page = &frozen->pages[index];
+        page->first = first;
+        page->tokens = left < LAYOUT_PAGE_TOKENS ? left : LAYOUT_PAGE_TOKENS;
+        frozen->image.pages[index].first = page->first;
+        frozen->image.pages[index].tokens = page->tokens;
+        err = freeze_page(session, &session->window.pages[index],
+                          want(context, page->first, page->tokens), page);
+        first += page->tokens;
+        left -= page->tokens;
+    }
+    frozen->image.page_count = frozen->page_count;
+    return err;
+}
+
+enum kv_err transfer_freeze(struct session *session, transfer_want_page want, void *context,
+                            struct transfer_frozen *frozen_out, struct kv_diag *diag) {
+    struct transfer_frozen frozen = {.page_count = 0};
+    enum kv_err err;
+
+    if (session->n - session->n_kv > 1 || session->fed_end > session->n_kv)
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "session '%s' has fed tokens that are not prefilled yet: step first",
+                           session->name);
+    image_init(&frozen.image);
+    err = freeze_image(session, &frozen.image);
+    if (err == KV_OK)
+        err = freeze_pages(session, want, context, &frozen);
+    if (err != KV_OK) {
+        transfer_frozen_release(session->engine, &frozen);
+        return kv_diag_set(diag, err, "no memory to freeze session '%s'", session->name);
+    }
+    *frozen_out = frozen;
+    return KV_OK;
+}
+
+void transfer_frozen_release(struct engine *engine, struct transfer_frozen *frozen) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
+
+    kv_alloc_release(alloc, frozen->sinks.bytes);
+    for (uint32_t i = 0; i < frozen->page_count; i++)
+        kv_alloc_release(alloc, frozen->pages[i].bytes);
+    image_release(&frozen->image, alloc);
+    *frozen = (struct transfer_frozen){.page_count = 0};
+}

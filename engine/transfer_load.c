@@ -1,0 +1,255 @@
+/* engine/transfer_load.c - taking a session back in the shadow.
+ *
+ * Responsible for: checking an image against this engine, reserving every slot, where the bytes go,
+ * publishing in one swap.
+ * Not responsible for: reading or comparing digests (restore/).
+ */
+#include "engine/engine_inner.h"
+
+#include <assert.h>
+#include <string.h>
+
+struct transfer_load {
+    struct engine *engine;
+    struct session *session; /* complete, in no list */
+    uint8_t *sinks_staging;  /* dense bytes of what is shorter than a page, else NULL */
+    uint8_t *page_staging[LAYOUT_WINDOW_PAGES_MAX];
+    uint32_t page_count;
+};
+
+static enum kv_err corrupt(const struct image *image, const char *what, struct kv_diag *diag) {
+    return kv_diag_set(diag, KV_ERR_CORRUPT, "the image of session '%.128s' is inconsistent: %s",
+                       image->name, what);
+}
+
+static enum kv_err check_pages(const struct image *image, struct kv_diag *diag) {
+    uint64_t first = LAYOUT_SINK_TOKENS + (uint64_t)image->block_count * LAYOUT_BLOCK_TOKENS;
+    uint32_t left = layout_window_tokens(image->n_kv);
+
+    if (image->sinks.tokens != layout_sink_tokens(image->n_kv) || image->sinks.first != 0)
+        return corrupt(image, "sinks do not match the token count", diag);
+    if (image->page_count != layout_window_pages(image->n_kv))
+        return corrupt(image, "window pages do not match the token count", diag);
+    for (uint32_t i = 0; i < image->page_count; i++) {
+        uint32_t tokens = left < LAYOUT_PAGE_TOKENS ? left : LAYOUT_PAGE_TOKENS;
+        if (image->pages[i].first != first || image->pages[i].tokens != tokens)
+            return corrupt(image, "a window page is not where it must be", diag);
+        first += tokens;
+        left -= tokens;
+    }
+    return KV_OK;
+}
+
+static enum kv_err check_image(struct engine *engine, const struct image *image,
+                               struct kv_diag *diag) {
+    enum kv_err err = image_compatible(&image->model, &engine->model.identity, diag);
+
+    if (err != KV_OK)
+        return err;
+    if (image->n_kv > image->n || image->n - image->n_kv > 1 ||
+        image->n > engine->model.context_tokens)
+        return corrupt(image, "token counts", diag);
+    if (image->block_count != layout_sealed_blocks(image->n_kv))
+        return corrupt(image, "blocks do not match the token count", diag);
+    if (image->policy_count < 1 || image->policy_count > IMAGE_POLICIES_MAX)
+        return corrupt(image, "policies", diag);
+    for (uint32_t i = 0; i < image->policy_count; i++)
+        if (engine_inner_check_policy(&image->policies[i].policy, NULL) != KV_OK)
+            return corrupt(image, "a policy", diag);
+    for (uint64_t i = 0; i < image->n; i++)
+        if (image->ids[i] >= engine->model.vocab_count)
+            return corrupt(image, "a token id is outside the vocabulary", diag);
+    for (uint32_t i = 0; i < image->role_count; i++)
+        if (image->roles[i].first >= image->roles[i].end || image->roles[i].end > image->n)
+            return corrupt(image, "a role", diag);
+    err = check_pages(image, diag);
+    if (err == KV_OK)
+        err = session_check_name(image->name, diag);
+    return err == KV_OK ? engine_inner_can_add(engine, image->name, diag) : err;
+}
+
+/* Everything but slots: text, settings, what the durable side knows. */
+static enum kv_err fill_session(struct session *session, const struct image *image,
+                                struct kv_diag *diag) {
+    const struct kv_alloc *alloc = session->engine->settings.alloc;
+    void *roles = NULL;
+    enum kv_err err;
+
+    KV_TRY(engine_inner_reserve(session, image->n, diag));
+    roles = session->roles;
+    if (!kv_alloc_grow(alloc, &roles, &session->roles_capacity, image->role_count + 2u,
+                       sizeof *session->roles))
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for session '%s'", session->name);
+    session->roles = roles;
+    for (uint64_t i = 0; i < image->n; i++)
+        session->ids[i] = image->ids[i];
+    for (uint32_t i = 0; i < image->role_count; i++)
+        session->roles[i] = image->roles[i];
+    for (uint32_t i = 0; i < image->policy_count; i++)
+        session->policies[i] = image->policies[i];
+    session->role_count = image->role_count;
+    session->policy_count = image->policy_count;
+    session->sampler = image->sampler;
+    session->n = image->n;
+    session->n_kv = image->n_kv;
+    session->kept_end = image->n;
+    session->durable = (struct transfer_durable){.lineage = image->lineage,
+                                                 .block_count = image->block_count,
+                                                 .block_chain = image->block_chain,
+                                                 .sinks = image->sinks,
+                                                 .page_count = image->page_count};
+    memcpy(session->durable.pages, image->pages, sizeof image->pages);
+    for (uint32_t i = 0; i < image->needle_count; i++)
+        KV_TRY(transfer_add_needle(session, &image->needles[i], diag));
+done:
+    return err;
+}
+
+static enum layout_tier load_tier(const struct session *session, uint32_t block, int tiers_floor) {
+    const struct image_policy *policy = engine_inner_policy(session);
+
+    return tiers_floor ? image_floor(policy) : image_tier(policy, block, session->n_kv);
+}
+
+static void reserve_blocks(struct session *session, uint32_t count, int tiers_floor) {
+    struct engine *engine = session->engine;
+
+    for (uint32_t i = 0; i < count; i++) {
+        enum layout_tier tier = load_tier(session, i, tiers_floor);
+        uint32_t streams = layout_tier_streams(tier);
+        struct block *block = block_make(&engine->blocks, i, streams);
+        if (streams & 1u << LAYOUT_BF16)
+            slots_take(&engine->slots, LAYOUT_BLOCK_SLOTS, block->map.slot);
+        block->state = BLOCK_DURABLE;
+        engine_inner_push_block(session, block, tier);
+    }
+}
+
+static enum kv_err take_staging(struct transfer_load *load, const struct image *image,
+                                struct kv_diag *diag) {
+    const struct kv_alloc *alloc = load->engine->settings.alloc;
+    const struct layout_geometry *geometry = &load->engine->model.geometry;
+    int failed = 0;
+
+    load->page_count = image->page_count;
+    for (uint32_t i = 0; i <= image->page_count; i++) {
+        uint32_t tokens = i < image->page_count ? image->pages[i].tokens : image->sinks.tokens;
+        uint8_t **staging = i < image->page_count ? &load->page_staging[i] : &load->sinks_staging;
+        if (tokens == 0 || tokens == LAYOUT_PAGE_TOKENS)
+            continue;
+        *staging = kv_alloc_aligned(alloc, layout_dense_bytes(geometry, tokens), LAYOUT_SLOT_UNIT);
+        failed |= *staging == NULL;
+    }
+    return failed ? kv_diag_set(diag, KV_ERR_NOMEM, "no memory to load session '%s'", image->name)
+                  : KV_OK;
+}
+
+enum kv_err transfer_load_begin(struct engine *engine, const struct image *image, int tiers_floor,
+                                struct transfer_load **load_out, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
+    struct engine_inner_need need = {NULL, WINDOW_SLOTS, 0, 0};
+    struct transfer_load *load = NULL;
+    enum kv_err err;
+
+    KV_TRY(check_image(engine, image, diag));
+    load = kv_alloc_zeroed(alloc, 1, sizeof *load);
+    if (!load)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to load session '%s'", image->name);
+    load->engine = engine;
+    KV_TRY(engine_inner_session_make(engine, image->name, &load->session, diag));
+    load->session->state = SESSION_WAKING;
+    KV_TRY(fill_session(load->session, image, diag));
+    KV_TRY(take_staging(load, image, diag));
+    need.frames = image->block_count;
+    for (uint32_t i = 0; i < image->block_count; i++)
+        need.slots += layout_tier_slots(load_tier(load->session, i, tiers_floor));
+    KV_TRY(engine_inner_room(engine, &need, diag));
+    window_take(&load->session->window, &engine->slots);
+    load->session->has_window = 1;
+    reserve_blocks(load->session, image->block_count, tiers_floor);
+    *load_out = load;
+    load = NULL;
+done:
+    transfer_load_abandon(load);
+    return err;
+}
+
+uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
+                             struct transfer_part *parts_out) {
+    assert(index < load->session->block_count);
+    return transfer_block_parts(load->session->blocks[index], parts_out);
+}
+
+static void page_part(struct transfer_load *load, const struct kvops_page *page, uint8_t *staging,
+                      uint32_t tokens, struct transfer_part *part_out) {
+    const struct slots *slots = &load->engine->slots;
+    uint64_t raw_bytes = layout_slot_raw_bytes(&slots->pool.geometry);
+
+    part_out->size = layout_dense_bytes(&slots->pool.geometry, tokens);
+    part_out->piece_count = staging ? 1 : tokens ? LAYOUT_PAGE_SLOTS : 0;
+    for (uint32_t i = 0; i < part_out->piece_count; i++)
+        part_out->pieces[i] = (struct transfer_piece){slots_at(slots, page->slot[i]), raw_bytes};
+    if (staging)
+        part_out->pieces[0] = (struct transfer_piece){staging, part_out->size};
+}
+
+void transfer_load_page(struct transfer_load *load, uint32_t index,
+                        struct transfer_part *part_out) {
+    uint32_t tokens = load->session->durable.pages[index].tokens;
+
+    assert(index < load->page_count);
+    *part_out = (struct transfer_part){.stream = LAYOUT_PAGE};
+    page_part(load, &load->session->window.pages[index], load->page_staging[index], tokens,
+              part_out);
+}
+
+void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out) {
+    *part_out = (struct transfer_part){.stream = LAYOUT_SINKS};
+    page_part(load, &load->session->window.sinks, load->sinks_staging,
+              load->session->durable.sinks.tokens, part_out);
+}
+
+static void scatter(struct transfer_load *load, const struct kvops_page *page,
+                    const uint8_t *staging, uint32_t tokens) {
+    uint8_t *addresses[LAYOUT_PAGE_SLOTS];
+
+    if (!staging)
+        return;
+    for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
+        addresses[i] = slots_at(&load->engine->slots, page->slot[i]);
+    layout_unpack(&load->engine->model.geometry, staging, tokens, addresses);
+}
+
+static void release_load(struct transfer_load *load) {
+    const struct kv_alloc *alloc = load->engine->settings.alloc;
+
+    kv_alloc_release(alloc, load->sinks_staging);
+    for (uint32_t i = 0; i < LAYOUT_WINDOW_PAGES_MAX; i++)
+        kv_alloc_release(alloc, load->page_staging[i]);
+    kv_alloc_release(alloc, load);
+}
+
+enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
+                                  struct kv_diag *diag) {
+    struct session *session = load->session;
+    enum kv_err err = engine_inner_can_add(load->engine, session->name, diag);
+
+    if (err != KV_OK)
+        return err;
+    scatter(load, &session->window.sinks, load->sinks_staging, session->durable.sinks.tokens);
+    for (uint32_t i = 0; i < load->page_count; i++)
+        scatter(load, &session->window.pages[i], load->page_staging[i],
+                session->durable.pages[i].tokens);
+    engine_inner_add(load->engine, session);
+    *session_out = session;
+    release_load(load);
+    return KV_OK;
+}
+
+void transfer_load_abandon(struct transfer_load *load) {
+    if (!load)
+        return;
+    if (load->session)
+        engine_inner_session_release(load->session);
+    release_load(load);
+}
