@@ -1,0 +1,240 @@
+/* tests/test_config.c - flags and the configuration file.
+ *
+ * Responsible for: defaults, precedence, units, every message that a mistake gives.
+ * Not responsible for: what commands do with settings (test_cli.c).
+ */
+#include "tools/config.h"
+
+#include "store/store.h"
+#include "tests/testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Too large for every stack frame; each test loads it anew. */
+struct fixture {
+    char home[TESTING_PATH_BYTES];
+    struct config config;
+    struct kv_diag diag;
+};
+
+static int set_up(void **state) {
+    struct fixture *fixture = calloc(1, sizeof *fixture);
+    testing_temp_dir(fixture->home);
+    setenv("COLDPLANE_HOME", fixture->home, 1);
+    *state = fixture;
+    return 0;
+}
+
+static int tear_down(void **state) {
+    free(*state);
+    return 0;
+}
+
+/* `line` is cut at single spaces. */
+static enum kv_err load(struct fixture *fixture, const char *line) {
+    static char copy[1024];
+    char *argv[32] = {"coldplane"};
+    int argc = 1;
+    snprintf(copy, sizeof copy, "%s", line);
+    for (char *at = copy; *at != 0 && argc < 32;) {
+        argv[argc++] = at;
+        at += strcspn(at, " ");
+        if (*at == ' ')
+            *at++ = 0;
+    }
+    kv_diag_clear(&fixture->diag);
+    return config_load(argc, argv, &fixture->config, &fixture->diag);
+}
+
+static void write_file(const struct fixture *fixture, const char *text, size_t bytes) {
+    char path[TESTING_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/config", fixture->home);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void assert_refused(struct fixture *fixture, const char *line, const char *said) {
+    assert_int_equal(load(fixture, line), KV_ERR_INVALID);
+    if (strstr(fixture->diag.text, said) == NULL)
+        fail_msg("`%s` said `%s`, not `%s`", line, fixture->diag.text, said);
+}
+
+static void defaults_are_as_documented(void **state) {
+    struct fixture *fixture = *state;
+    char path[TESTING_PATH_BYTES + 64];
+    const struct config *config = &fixture->config;
+    assert_int_equal(load(fixture, "ls"), KV_OK);
+    snprintf(path, sizeof path, "%s/store", fixture->home);
+    assert_string_equal(config->store, path);
+    snprintf(path, sizeof path, "%s/models/SmolLM2-135M-Instruct.Q4_1.gguf", fixture->home);
+    assert_string_equal(config->model, path);
+    assert_int_equal(config->policy.recipe, IMAGE_RECIPE_V3);
+    assert_int_equal(config->policy.age_count, 1);
+    assert_int_equal(config->policy.ages[0], 32768);
+    assert_true(config->threads >= 1);
+    assert_true(config->slots_bytes == UINT64_C(1) << 30);
+    assert_true(config->store_max_bytes == STORE_BYTES_UNLIMITED);
+    assert_int_equal(config->word_count, 1);
+    assert_string_equal(config->words[0], "ls");
+}
+
+static void home_comes_from_the_environment_only(void **state) {
+    struct fixture *fixture = *state;
+    unsetenv("COLDPLANE_HOME");
+    setenv("HOME", "/home/someone", 1);
+    assert_int_equal(load(fixture, "ls"), KV_OK);
+    assert_string_equal(fixture->config.home, "/home/someone/.coldplane");
+    unsetenv("HOME");
+    assert_refused(fixture, "ls", "set COLDPLANE_HOME");
+    setenv("COLDPLANE_HOME", "", 1);
+    assert_refused(fixture, "ls", "set COLDPLANE_HOME");
+}
+
+static void flags_win_over_the_file_over_defaults(void **state) {
+    static const char text[] = "# a comment\n\n  threads = 3\nages = 512,1024\r\n"
+                               "slots-memory = 64MiB\nsystem = Be brief = short.\njson = yes\n";
+    struct fixture *fixture = *state;
+    const struct config *config = &fixture->config;
+    write_file(fixture, text, sizeof text - 1);
+    assert_int_equal(load(fixture, "run a --threads 2 --prompt=x --ages=1,2,3"), KV_OK);
+    assert_int_equal(config->threads, 2);
+    assert_true(config->slots_bytes == UINT64_C(64) << 20);
+    assert_string_equal(config->system, "Be brief = short.");
+    assert_int_equal(config->json, 1);
+    assert_int_equal(config->policy.age_count, 3);
+    assert_int_equal(config->policy.ages[2], 3);
+    assert_int_equal(load(fixture, "run a"), KV_OK);
+    assert_int_equal(config->threads, 3);
+    assert_int_equal(config->policy.age_count, 2);
+    assert_true(config_given(config, "threads") == 0);
+}
+
+static void words_and_flags_may_mix(void **state) {
+    struct fixture *fixture = *state;
+    const struct config *config = &fixture->config;
+    assert_int_equal(load(fixture, "--json run -m m.gguf name -p hi -- --odd"), KV_OK);
+    assert_int_equal(config->word_count, 3);
+    assert_string_equal(config->words[1], "name");
+    assert_string_equal(config->words[2], "--odd");
+    assert_string_equal(config->model, "m.gguf");
+    assert_string_equal(config->prompt, "hi");
+    assert_true(config_given(config, "model") && config_given(config, "json"));
+    assert_int_equal(load(fixture, "run name --prompt -"), KV_OK);
+    assert_string_equal(config->prompt, "-");
+}
+
+static void mistakes_name_the_flag_and_what_is_right(void **state) {
+    struct fixture *fixture = *state;
+    assert_refused(fixture, "ls --colour", "--colour: no such flag");
+    assert_refused(fixture, "ls --store", "--store: a value is missing");
+    assert_refused(fixture, "run a --threads 0", "from 1 to 256");
+    assert_refused(fixture, "run a --threads 2x", "from 1 to 256");
+    assert_refused(fixture, "run a --threads -1", "from 1 to 256");
+    assert_refused(fixture, "run a --threads 99999999999999999999999", "from 1 to 256");
+    assert_refused(fixture, "run a --simd neon", "none of auto, avx2 and c");
+    assert_refused(fixture, "run a --recipe v9", "take v3 or bf16");
+    assert_refused(fixture, "run a --temperature nan", "not a number");
+    assert_refused(fixture, "run a --temperature -1", "not a number");
+    assert_refused(fixture, "run a --ages 512,256", "must not fall");
+    assert_refused(fixture, "run a --ages 1,2,3,4", "at most three");
+    assert_refused(fixture, "run a --ages 512,", "missing");
+    assert_refused(fixture, "run a --ages=", "no distances");
+    assert_refused(fixture, "run a --ages 1 --recipe bf16", "one tier only");
+    assert_refused(fixture, "run a --slots-memory lots", "512MiB");
+    assert_refused(fixture, "a b c d e f g h i", "too many arguments");
+}
+
+static void flags_of_other_commands_are_refused(void **state) {
+    struct fixture *fixture = *state;
+    assert_int_equal(load(fixture, "ls --json --temperature 1"), KV_OK);
+    assert_int_equal(config_check_flags(&fixture->config, 0, "ls", &fixture->diag), KV_ERR_INVALID);
+    assert_non_null(strstr(fixture->diag.text, "--temperature means nothing to `ls`"));
+    assert_int_equal(config_check_flags(&fixture->config, CONFIG_CREATE, "run", &fixture->diag),
+                     KV_OK);
+}
+
+static void file_mistakes_name_the_line(void **state) {
+    struct fixture *fixture = *state;
+    write_file(fixture, "threads = 2\ncolour = red\n", 25);
+    assert_refused(fixture, "ls", "config, line 2: 'colour' is not a setting");
+    write_file(fixture, "\nthreads 2\n", 11);
+    assert_refused(fixture, "ls", "line 2: no '='");
+    write_file(fixture, "threads = many", 14);
+    assert_refused(fixture, "ls", "line 1: threads: 'many'");
+    write_file(fixture, "prompt = x", 10);
+    assert_refused(fixture, "ls", "'prompt' is not a setting");
+    write_file(fixture, "json = maybe", 12);
+    assert_refused(fixture, "ls", "neither yes nor no");
+    write_file(fixture, "threads\0= 2", 11);
+    assert_int_equal(load(fixture, "ls"), KV_ERR_LIMIT);
+}
+
+static void json_is_known_even_after_a_mistake(void **state) {
+    struct fixture *fixture = *state;
+    assert_int_equal(load(fixture, "ls --colour --json"), KV_ERR_INVALID);
+    assert_int_equal(fixture->config.json, 1);
+}
+
+static void sizes_have_units(void **state) {
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {{"0", 0},
+                {"1024", 1024},
+                {"512MiB", 536870912},
+                {"1kB", 1000},
+                {"1.5 KiB", 1536},
+                {"2gib", UINT64_C(2) << 30},
+                {"3GB", 3000000000},
+                {"78.6GiB", 84396107366},
+                {"1TiB", UINT64_C(1) << 40}};
+    static const char *const bad[] = {"",    "x",   "-1",   "1XB",   "1e999", "nan",
+                                      "inf", "MiB", "1 2K", "1MiBs", "0x",    "9999999999TiB"};
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        uint64_t bytes = 1;
+        assert_int_equal(config_parse_bytes(good[i].text, &bytes, NULL), KV_OK);
+        assert_true(bytes == good[i].bytes);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint64_t bytes = 7;
+        if (config_parse_bytes(bad[i], &bytes, NULL) != KV_ERR_INVALID || bytes != 7)
+            fail_msg("'%s' was taken for %llu bytes", bad[i], (unsigned long long)bytes);
+    }
+}
+
+static void what_is_shown_can_be_read_back(void **state) {
+    struct fixture *fixture = *state;
+    char *shown = NULL, *again = NULL;
+    size_t bytes = 0;
+    assert_int_equal(load(fixture, "run a --threads 2 --ages 5,6 --top-p 0.5 --store-max 1GiB "
+                                   "--system x --simd c --seed 18446744073709551615"),
+                     KV_OK);
+    FILE *out = open_memstream(&shown, &bytes);
+    config_show(&fixture->config, out);
+    fclose(out);
+    write_file(fixture, shown, bytes);
+    assert_int_equal(load(fixture, "ls"), KV_OK);
+    assert_int_equal(fixture->config.policy.ages[1], 6);
+    assert_true(fixture->config.sampler.seed == UINT64_MAX);
+    assert_int_equal(fixture->config.simd, ENGINE_SIMD_C);
+    out = open_memstream(&again, &bytes);
+    config_show(&fixture->config, out);
+    fclose(out);
+    assert_string_equal(shown, again);
+    free(shown);
+    free(again);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
+
+TESTING_MAIN(TEST(defaults_are_as_documented), TEST(home_comes_from_the_environment_only),
+             TEST(flags_win_over_the_file_over_defaults), TEST(words_and_flags_may_mix),
+             TEST(mistakes_name_the_flag_and_what_is_right),
+             TEST(flags_of_other_commands_are_refused), TEST(file_mistakes_name_the_line),
+             TEST(json_is_known_even_after_a_mistake), TEST(sizes_have_units),
+             TEST(what_is_shown_can_be_read_back))
