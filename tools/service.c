@@ -48,7 +48,7 @@ void service_settings_usual(struct service_settings *settings_out) {
         .reserve_slots = 64,
         .queue_max = 4096,
         .policy = {IMAGE_RECIPE_V3, 1, {32768, 0, 0}},
-        .sampler = {0.2f, 0.9f, 50, 1},
+        .sampler = {0.0f, 0.9f, 50, 1},
         .alloc = kv_alloc_system(),
         .clock = kv_clock_system(),
     };
