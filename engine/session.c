@@ -59,6 +59,10 @@ enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
                                (size_t)(at - (const unsigned char *)name));
         at += length;
     }
+    /* Names are not paths here, but they become file names where people keep exports. */
+    if (at[-1] == '.')
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "the session name '%s' ends with a '.': leave it out", name);
     return KV_OK;
 }
 
@@ -314,8 +318,7 @@ enum kv_err session_generate(struct session *session, uint32_t tokens_max, struc
         return kv_diag_set(diag, KV_ERR_LIMIT,
                            "session '%s' fills the context of %u tokens: start a new session",
                            session->name, model->context_tokens);
-    if (session->n == session->n_kv &&
-        (session->n == 0 || session->logits_n_kv != session->n_kv))
+    if (session->n == session->n_kv && (session->n == 0 || session->logits_n_kv != session->n_kv))
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "session '%s' has nothing to continue from: feed something first",
                            session->name);
