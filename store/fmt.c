@@ -14,7 +14,7 @@
 static const char batch_magic[8] = {'C', 'P', 'B', 'A', 'T', 'C', 'H', '1'};
 static const char state_magic[8] = {'C', 'P', 'S', 'T', 'A', 'T', 'E', '1'};
 
-enum { HEAD_CHECKED_BYTES = 120, STATE_CHECKED_BYTES = 120 };
+enum { HEAD_CHECKED_BYTES = 120, STATE_CHECKED_BYTES = 120, TEXT_CHECK_BYTES = 23 };
 
 size_t fmt_text_encode(const uint8_t id[FMT_ID_BYTES], char text_out[FMT_TEXT_BYTES_MAX]) {
     struct kv_digest digest;
@@ -24,7 +24,10 @@ size_t fmt_text_encode(const uint8_t id[FMT_ID_BYTES], char text_out[FMT_TEXT_BY
     int used = snprintf(text_out, FMT_TEXT_BYTES_MAX, "coldplane store\nversion %d\nid %s\n",
                         STORE_FORMAT_VERSION, hex);
     assert(used > 0 && used < FMT_TEXT_BYTES_MAX);
-    return (size_t)used;
+    int more = snprintf(text_out + used, (size_t)(FMT_TEXT_BYTES_MAX - used), "check %016llx\n",
+                        (unsigned long long)kv_digest_short(text_out, (size_t)used));
+    assert(more == TEXT_CHECK_BYTES && used + more < FMT_TEXT_BYTES_MAX);
+    return (size_t)(used + more);
 }
 
 static int hex_value(char digit) {
@@ -63,18 +66,20 @@ enum kv_err fmt_text_decode(const char *text, size_t bytes, uint8_t id_out[FMT_I
     enum kv_err err = text_version(text, bytes, &off, diag);
     if (err != KV_OK)
         return err;
-    if (bytes != off + sizeof middle - 1 + 2 * FMT_ID_BYTES + 1 ||
-        memcmp(text + off, middle, sizeof middle - 1) != 0 || text[bytes - 1] != '\n')
-        return kv_diag_set(diag, KV_ERR_CORRUPT, "FORMAT has no store id");
-    off += sizeof middle - 1;
-    uint8_t id[FMT_ID_BYTES];
-    for (size_t i = 0; i < FMT_ID_BYTES; i++) {
-        int high = hex_value(text[off + 2 * i]);
-        int low = hex_value(text[off + 2 * i + 1]);
-        if (high < 0 || low < 0)
-            return kv_diag_set(diag, KV_ERR_CORRUPT, "FORMAT has a damaged store id");
-        id[i] = (uint8_t)(high << 4 | low);
+    uint8_t id[FMT_ID_BYTES] = {0};
+    size_t id_off = off + sizeof middle - 1;
+    int whole = bytes == id_off + 2 * FMT_ID_BYTES + 1 + TEXT_CHECK_BYTES &&
+                memcmp(text + off, middle, sizeof middle - 1) == 0;
+    for (size_t i = 0; i < FMT_ID_BYTES && whole; i++) {
+        int high = hex_value(text[id_off + 2 * i]);
+        int low = hex_value(text[id_off + 2 * i + 1]);
+        whole = high >= 0 && low >= 0;
+        id[i] = whole ? (uint8_t)(high << 4 | low) : 0;
     }
+    /* There is one text for each id, so it is made again and compared, check and all. */
+    char expected[FMT_TEXT_BYTES_MAX];
+    if (!whole || fmt_text_encode(id, expected) != bytes || memcmp(text, expected, bytes) != 0)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "FORMAT is damaged");
     memcpy(id_out, id, FMT_ID_BYTES);
     return KV_OK;
 }

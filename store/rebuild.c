@@ -23,6 +23,7 @@ struct rebuild {
     uint64_t epoch_max;
     uint64_t id_end;
     uint32_t segment_max;
+    uint64_t nonzero_bytes;
     uint64_t missing_count;
     uint64_t dropped_sequence; /* 0 none */
 };
@@ -74,10 +75,15 @@ static enum kv_err collect(struct rebuild *rebuild, struct kv_diag *diag) {
         uint64_t nonzero_end = 0;
         err = recover_scan(store, from, &rebuild->list, &nonzero_end, diag);
         rebuild->segment_max = numbers[i];
+        rebuild->nonzero_bytes += nonzero_end;
     }
     kv_alloc_release(store->options.alloc, numbers);
     if (err != KV_OK)
         return err;
+    if (rebuild->list.count == 0 && rebuild->nonzero_bytes != 0)
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "seg/ holds no batch of this store, so its index cannot be rebuilt: "
+                           "FORMAT or seg/ is that of another store");
     if (rebuild->list.count != 0)
         qsort(rebuild->list.items, rebuild->list.count, sizeof *rebuild->list.items, by_sequence);
     for (size_t i = 0; i < rebuild->list.count; i++) {
