@@ -128,6 +128,7 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     KV_TRY(freeze(snapshot, session, ticket, diag));
     snap_spill_requeue(snapshot, line, session);
     KV_TRY(snap_spill_save(snapshot, line, ticket, diag));
+    (void)session_move(session, SESSION_SAVING);
     *ticket_out = ticket;
     ticket = NULL;
 done:

@@ -94,36 +94,45 @@ static void queue_block(struct snapshot *snapshot, struct snap_line *line, struc
     transfer_block_failed(block);
 }
 
-void snapshot_block_sealed(void *context, struct session *session, struct block *block) {
-    struct snapshot *snapshot = context;
-    struct snap_line *line = NULL;
-    if (snap_line_of(&snapshot->lines, session, &line, NULL) != KV_OK)
-        transfer_block_failed(block);
-    else
-        queue_block(snapshot, line, block, 0);
-}
-
 struct requeue {
     struct snapshot *snapshot;
     struct snap_line *line;
     int wait;
+    uint32_t taken;
 };
 
 static void requeue_block(void *context, struct block *block) {
     struct requeue *requeue = context;
+    requeue->taken++;
     queue_block(requeue->snapshot, requeue->line, block, requeue->wait);
 }
 
 static void requeue(struct snapshot *snapshot, struct snap_line *line, struct session *session,
                     int wait) {
-    struct requeue context = {snapshot, line, wait};
+    struct requeue context = {snapshot, line, wait, 0};
+    int overflow = line->overflow && !wait;
     line->refusing = line->overflow = 0;
     transfer_blocks_volatile(session, requeue_block, &context);
+    /* The engine has not heard yet that the refused blocks are volatile again: try later. */
+    if (overflow && context.taken == 0)
+        line->refusing = line->overflow = 1;
 }
 
 void snap_spill_requeue(struct snapshot *snapshot, struct snap_line *line,
                         struct session *session) {
     requeue(snapshot, line, session, 1);
+}
+
+void snapshot_block_sealed(void *context, struct session *session, struct block *block) {
+    struct snapshot *snapshot = context;
+    struct snap_line *line = NULL;
+    if (snap_line_of(&snapshot->lines, session, &line, NULL) != KV_OK) {
+        transfer_block_failed(block);
+        return;
+    }
+    if (line->overflow)
+        requeue(snapshot, line, session, 0);
+    queue_block(snapshot, line, block, 0);
 }
 
 enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
@@ -163,8 +172,14 @@ static void apply_block(struct snapshot *snapshot, struct snap_item *item) {
 static void apply_save(struct snapshot *snapshot, struct snap_item *item) {
     struct snapshot_ticket *ticket = item->ticket;
     struct session *session = snap_line_session(&snapshot->lines, item->line);
+    struct session_info info;
     item->line->saving = 0;
     ticket->applied = 1;
+    if (session != NULL)
+        session_info(session, &info);
+    /* The session may have gone on meanwhile: then the engine makes it active again. */
+    if (session != NULL && info.state == SESSION_SAVING)
+        (void)session_move(session, SESSION_IDLE);
     if (session != NULL && ticket->err == KV_OK) {
         struct transfer_durable *durable = transfer_durable(session);
         /* Blocks committed since belong to the session, not to the snapshot. */

@@ -1,0 +1,357 @@
+/* tests/support_life.c - store, engine, snapshot and restore put together over the tiny model.
+ *
+ * Responsible for: what support_life.h says.
+ * Not responsible for: what is compared.
+ */
+#include "tests/support_life.h"
+
+#include "engine/engine_inner.h"
+#include "store/store_batch.h"
+#include "store/store_read.h"
+#include "tests/support_tiny_model.h"
+#include "tests/testing.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct life_options life_default(const char *dir) {
+    struct life_options options = {.dir = dir,
+                                   .engine = support_engine_default(),
+                                   .queue_max = 64,
+                                   .bytes_max = STORE_BYTES_UNLIMITED,
+                                   .model_seed = 1,
+                                   .model_layers = 2};
+    options.engine.poison = 1;
+    options.engine.shuffle_seed = 7;
+    return options;
+}
+
+/* --- hooks reach the life through a cell that lives as long as the engine */
+
+struct life_hook {
+    struct snapshot *snapshot;
+    struct restore_source source;
+};
+
+static void block_sealed(void *context, struct session *session, struct block *block) {
+    struct life_hook *hook = context;
+    if (hook->snapshot != NULL)
+        snapshot_block_sealed(hook->snapshot, session, block);
+    else
+        transfer_block_failed(block);
+}
+
+static void planes_wanted(void *context, struct session *session, struct block *block) {
+    struct life_hook *hook = context;
+    restore_planes_wanted(&hook->source, session, block);
+}
+
+static int slots_low(void *context, struct session *session, uint32_t slots) {
+    struct life_hook *hook = context;
+    (void)session;
+    (void)slots;
+    if (hook->snapshot != NULL)
+        snapshot_drain(hook->snapshot);
+    return 0;
+}
+
+static void open_engine(const struct life_options *options, struct life *life) {
+    struct tiny_model_options model = tiny_model_default();
+    const struct support_engine_options *engine = &options->engine;
+    struct engine_settings settings = {
+        .alloc = kv_alloc_system(),
+        .clock = kv_clock_system(),
+        .hooks = {life->hook, block_sealed, planes_wanted, slots_low},
+        .simd = engine->simd,
+        .threads = engine->threads,
+        .sessions_max = engine->sessions_max,
+        .reserve_slots = engine->reserve,
+        .poison_free_slots = engine->poison,
+        .shuffle_seed = engine->shuffle_seed};
+    struct kv_diag diag = {""};
+    size_t size;
+    model.seed = options->model_seed;
+    model.layers = options->model_layers;
+    struct layout_geometry geometry = {model.layers, model.kv_heads, model.head_dim};
+    settings.slot_budget_bytes =
+        engine->slots / 8 * (8 * layout_slot_bytes(&geometry) + layout_meta_frame_bytes(&geometry));
+    uint8_t *file = tiny_model_make(&model, &size);
+    assert_non_null(file);
+    if (engine_open(&settings, file, size, &life->engine, &diag) != KV_OK)
+        fail_msg("engine_open: %s", diag.text);
+    tiny_model_drop(file);
+}
+
+void life_open(const struct life_options *options, struct life *life_out) {
+    struct life life = {0};
+    struct kv_diag diag = {""};
+    struct store_options store = store_options_usual(options->dir, "test");
+    store.bytes_max = options->bytes_max;
+    store.segment_bytes = 4 << 20;
+    if (options->door != NULL)
+        store.door = options->door;
+    if (store_open(&store, &life.store, &diag) != KV_OK)
+        fail_msg("store_open: %s", diag.text);
+    life.hook = kv_alloc_zeroed(kv_alloc_system(), 1, sizeof *life.hook);
+    assert_non_null(life.hook);
+    open_engine(options, &life);
+    life.source =
+        (struct restore_source){life.store, life.engine, kv_alloc_system(), kv_clock_system()};
+    life.hook->source = life.source;
+    const struct snapshot_settings settings = {life.store, life.engine, kv_alloc_system(),
+                                               kv_clock_system(), options->queue_max};
+    if (snapshot_open(&settings, &life.snapshot, &diag) != KV_OK)
+        fail_msg("snapshot_open: %s", diag.text);
+    life.hook->snapshot = life.snapshot;
+    *life_out = life;
+}
+
+void life_close(struct life *life) {
+    life->hook->snapshot = NULL;
+    snapshot_close(life->snapshot);
+    engine_close(life->engine);
+    store_close(life->store);
+    kv_alloc_release(kv_alloc_system(), life->hook);
+    memset(life, 0, sizeof *life);
+}
+
+struct session *life_session(struct life *life, const char *name, enum image_recipe recipe) {
+    struct session_settings settings = support_engine_greedy(name, recipe);
+    struct session *session = NULL;
+    struct kv_diag diag = {""};
+    if (recipe == IMAGE_RECIPE_V3)
+        settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+    if (session_create(life->engine, &settings, &session, &diag) != KV_OK)
+        fail_msg("session_create: %s", diag.text);
+    return session;
+}
+
+/* --- talking */
+
+struct rows {
+    struct kv_digest_state state;
+    size_t row_bytes;
+};
+
+static void take_row(void *context, uint64_t position, const float *logits) {
+    struct rows *rows = context;
+    kv_digest_update(&rows->state, &position, sizeof position);
+    kv_digest_update(&rows->state, logits, rows->row_bytes);
+}
+
+void life_say(struct session *session, uint64_t seed, uint32_t count, uint32_t tokens,
+              struct life_turn *turn_out) {
+    struct engine_model model;
+    struct session_info before, after;
+    struct rows rows;
+    uint32_t *ids = malloc(count * sizeof *ids);
+    assert_non_null(ids);
+    engine_model(session_engine(session), &model);
+    support_engine_ids(seed, 256, ids, count);
+    kv_digest_init(&rows.state);
+    rows.row_bytes = model.vocab_count * sizeof(float);
+    session_observe(session, take_row, &rows);
+    if (count != 0)
+        support_engine_feed(session, ids, count);
+    session_info(session, &before);
+    if (tokens != 0)
+        support_engine_generate(session, tokens);
+    session_observe(session, NULL, NULL);
+    session_info(session, &after);
+    free(ids);
+    if (turn_out == NULL)
+        return;
+    memset(turn_out, 0, sizeof *turn_out);
+    turn_out->rows = kv_digest_final(&rows.state);
+    for (uint64_t i = before.n; i < after.n && turn_out->id_count < 64; i++)
+        turn_out->ids[turn_out->id_count++] = after.ids[i];
+}
+
+void life_same_turn(const struct life_turn *a, const struct life_turn *b) {
+    assert_int_equal(a->id_count, b->id_count);
+    assert_memory_equal(a->ids, b->ids, sizeof a->ids);
+    assert_memory_equal(a->rows.bytes, b->rows.bytes, KV_DIGEST_BYTES);
+}
+
+struct receipt life_save(struct life *life, struct session *session, int is_explicit) {
+    const struct snapshot_options options = {.is_explicit = is_explicit};
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    if (snapshot_save(life->snapshot, session, &options, &receipt, &diag) != KV_OK)
+        fail_msg("snapshot_save: %s", diag.text);
+    return receipt;
+}
+
+struct receipt life_sleep(struct life *life, struct session *session) {
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    if (snapshot_sleep(life->snapshot, session, &receipt, &diag) != KV_OK)
+        fail_msg("snapshot_sleep: %s", diag.text);
+    return receipt;
+}
+
+struct session *life_wake(struct life *life, const char *name, struct receipt *receipt_out) {
+    const struct restore_options options = {0};
+    struct session *session = NULL;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    if (restore_wake(&life->source, name, &options, &session, &receipt, &diag) != KV_OK)
+        fail_msg("restore_wake: %s", diag.text);
+    if (receipt_out != NULL)
+        *receipt_out = receipt;
+    return session;
+}
+
+const char *life_refuse(struct life *life, const char *name, enum kv_err expected,
+                        struct kv_diag *diag) {
+    const struct restore_options options = {0};
+    struct session *session = NULL;
+    struct receipt receipt;
+    enum kv_err err = restore_wake(&life->source, name, &options, &session, &receipt, diag);
+    if (err != expected)
+        fail_msg("expected %s, got %s: %s", kv_err_name(expected), kv_err_name(err), diag->text);
+    assert_int_equal(receipt.err, expected);
+    assert_null(session);
+    assert_null(session_find(life->engine, name));
+    return diag->text;
+}
+
+struct kv_digest life_resident(struct session *session) {
+    struct engine *engine = session->engine;
+    struct kv_digest_state state;
+    kv_digest_init(&state);
+    kv_digest_update(&state, session->ids, session->n * sizeof *session->ids);
+    for (uint32_t b = 0; b < session->block_count; b++) {
+        struct transfer_part parts[LAYOUT_STREAM_COUNT];
+        uint32_t count = transfer_block_parts(session->blocks[b], parts);
+        for (uint32_t i = 0; i < count; i++) {
+            struct kv_digest digest = transfer_part_digest(&parts[i]);
+            kv_digest_update(&state, digest.bytes, KV_DIGEST_BYTES);
+        }
+    }
+    for (uint32_t p = 0; p <= layout_window_pages(session->n_kv); p++) {
+        const struct kvops_page *page =
+            p == 0 ? &session->window.sinks : &session->window.pages[p - 1];
+        for (uint32_t s = 0; s < LAYOUT_PAGE_SLOTS; s++)
+            kv_digest_update(&state, slots_at(&engine->slots, page->slot[s]),
+                             layout_slot_raw_bytes(&engine->model.geometry));
+    }
+    return kv_digest_final(&state);
+}
+
+/* --- stored records */
+
+struct record_snapshot life_head(struct life *life, const char *name, uint64_t *snapshot_out) {
+    struct snapshot_entry entry;
+    struct kv_diag diag = {""};
+    if (snapshot_find(life->store, kv_alloc_system(), name, &entry, &diag) != KV_OK)
+        fail_msg("snapshot_find: %s", diag.text);
+    if (snapshot_out != NULL)
+        *snapshot_out = entry.snapshot;
+    return entry.head;
+}
+
+static struct store_record get(struct life *life, const struct record_key *key) {
+    struct store_record record;
+    struct kv_diag diag = {""};
+    if (store_get(life->store, key->bytes, key->size, &record, &diag) != KV_OK)
+        fail_msg("store_get: %s", diag.text);
+    return record;
+}
+
+static struct store_batch *begin(struct life *life) {
+    struct store_batch *batch = NULL;
+    snapshot_drain(life->snapshot);
+    assert_int_equal(store_batch_begin(life->store, 0, &batch, NULL), KV_OK);
+    return batch;
+}
+
+void life_rewrite(struct life *life, const struct record_key *key, life_change change,
+                  void *context) {
+    struct store_record record = get(life, key);
+    struct store_part parts[32];
+    struct iovec pieces[32];
+    size_t count = 0;
+    uint32_t keep = change(context, &record);
+    for (uint32_t i = 0; i < record.extent_count; i++) {
+        if (!(keep & 1u << i))
+            continue;
+        const struct store_extent *extent = &record.extents[i];
+        pieces[count] = (struct iovec){kv_alloc_aligned(kv_alloc_system(), extent->raw_bytes, 4096),
+                                       extent->raw_bytes};
+        struct store_read read = {
+            .extent = extent, .pieces = &pieces[count], .piece_count = 1, .verify = 1};
+        const struct store_read_args args = {.reads = &read, .count = 1};
+        assert_int_equal(store_read(life->store, &args, NULL, NULL), KV_OK);
+        parts[count] = (struct store_part){extent->kind, STORE_RAW, &pieces[count], 1};
+        count++;
+    }
+    const struct store_put put = {.key = key->bytes,
+                                  .key_bytes = key->size,
+                                  .value = record.value,
+                                  .value_bytes = record.value_bytes,
+                                  .parts = parts,
+                                  .part_count = count};
+    struct store_batch *batch = begin(life);
+    assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+    for (size_t i = 0; i < count; i++)
+        kv_alloc_release(kv_alloc_system(), pieces[i].iov_base);
+    store_record_release(life->store, &record);
+}
+
+void life_delete(struct life *life, const struct record_key *key) {
+    struct store_batch *batch = begin(life);
+    assert_int_equal(store_batch_delete(batch, key->bytes, key->size, NULL), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+}
+
+void life_replace_image(struct life *life, uint64_t snapshot, const void *bytes, size_t size,
+                        const struct kv_digest *root) {
+    struct record_key key = record_key_snapshot(snapshot);
+    struct store_record stored = get(life, &key);
+    struct record_snapshot record;
+    uint8_t value[RECORD_OUT_BYTES];
+    assert_int_equal(record_get_snapshot(stored.value, stored.value_bytes, &record, NULL), KV_OK);
+    store_record_release(life->store, &stored);
+    record.root = *root;
+    const struct iovec piece = {(void *)bytes, size};
+    const struct store_part part = {RECORD_KIND_IMAGE, STORE_RAW, &piece, 1};
+    const struct store_put put = {.key = key.bytes,
+                                  .key_bytes = key.size,
+                                  .value = value,
+                                  .value_bytes = record_put_snapshot(&record, value),
+                                  .parts = &part,
+                                  .part_count = 1};
+    struct store_batch *batch = begin(life);
+    assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+}
+
+void life_extent(struct life *life, const struct record_key *key, uint8_t kind,
+                 struct store_extent *extent_out) {
+    struct store_record record = get(life, key);
+    int found = 0;
+    for (uint32_t i = 0; i < record.extent_count && !found; i++) {
+        found = record.extents[i].kind == kind;
+        if (found)
+            *extent_out = record.extents[i];
+    }
+    store_record_release(life->store, &record);
+    assert_true(found);
+}
+
+void life_disk(const char *dir, const struct store_extent *extent, void *bytes, int write) {
+    char path[TESTING_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/seg/%08u.seg", dir, extent->segment);
+    int file = open(path, write ? O_RDWR : O_RDONLY);
+    assert_true(file >= 0);
+    ssize_t done = write ? pwrite(file, bytes, extent->stored_bytes, (off_t)extent->off)
+                         : pread(file, bytes, extent->stored_bytes, (off_t)extent->off);
+    assert_int_equal(done, extent->stored_bytes);
+    assert_int_equal(fsync(file), 0);
+    close(file);
+}
