@@ -47,13 +47,13 @@ enum kv_err snapshot_plan_save(struct snapshot *snapshot, struct session *sessio
     session_info(session, &info);
     engine_model(snapshot->engine, &model);
     (void)transfer_needles(session, &needles);
-    if (info.n_kv == 0)
-        return kv_diag_set(diag, KV_ERR_INVALID, "session %s has no tokens yet: nothing to save",
-                           info.name);
     if (info.n - info.n_kv > 1)
         return kv_diag_set(diag, KV_ERR_BUSY,
                            "session %s still has %llu tokens to read: save when it is done",
                            info.name, (unsigned long long)(info.n - info.n_kv));
+    if (info.n_kv == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "session %s has no tokens yet: nothing to save",
+                           info.name);
     const struct transfer_durable *durable = transfer_durable(session);
     uint64_t sealed = layout_sealed_blocks(info.n_kv);
     plan.new_blocks = (uint32_t)(sealed - durable->block_count);

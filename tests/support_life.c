@@ -80,6 +80,8 @@ static void open_engine(const struct life_options *options, struct life *life) {
         engine->slots / 8 * (8 * layout_slot_bytes(&geometry) + layout_meta_frame_bytes(&geometry));
     uint8_t *file = tiny_model_make(&model, &size);
     assert_non_null(file);
+    /* Tensors come last in the file; a low bit of a quant keeps every number finite. */
+    file[size - 1] ^= options->change_tensor_byte != 0;
     if (engine_open(&settings, file, size, &life->engine, &diag) != KV_OK)
         fail_msg("engine_open: %s", diag.text);
     tiny_model_drop(file);
@@ -219,26 +221,35 @@ const char *life_refuse(struct life *life, const char *name, enum kv_err expecte
     return diag->text;
 }
 
+static int want_all(void *context, uint64_t first, uint32_t tokens) {
+    (void)context;
+    (void)first;
+    (void)tokens;
+    return 1;
+}
+
 struct kv_digest life_resident(struct session *session) {
-    struct engine *engine = session->engine;
     struct kv_digest_state state;
     kv_digest_init(&state);
     kv_digest_update(&state, session->ids, session->n * sizeof *session->ids);
     for (uint32_t b = 0; b < session->block_count; b++) {
         struct transfer_part parts[LAYOUT_STREAM_COUNT];
+        uint32_t read = layout_tier_streams(session->views[b].tier);
         uint32_t count = transfer_block_parts(session->blocks[b], parts);
         for (uint32_t i = 0; i < count; i++) {
             struct kv_digest digest = transfer_part_digest(&parts[i]);
-            kv_digest_update(&state, digest.bytes, KV_DIGEST_BYTES);
+            if (read & 1u << parts[i].stream)
+                kv_digest_update(&state, digest.bytes, KV_DIGEST_BYTES);
         }
     }
-    for (uint32_t p = 0; p <= layout_window_pages(session->n_kv); p++) {
-        const struct kvops_page *page =
-            p == 0 ? &session->window.sinks : &session->window.pages[p - 1];
-        for (uint32_t s = 0; s < LAYOUT_PAGE_SLOTS; s++)
-            kv_digest_update(&state, slots_at(&engine->slots, page->slot[s]),
-                             layout_slot_raw_bytes(&engine->model.geometry));
-    }
+    struct transfer_frozen frozen;
+    struct kv_diag diag = {""};
+    if (transfer_freeze(session, want_all, NULL, &frozen, &diag) != KV_OK)
+        fail_msg("transfer_freeze: %s", diag.text);
+    kv_digest_update(&state, frozen.sinks.bytes, frozen.sinks.size);
+    for (uint32_t p = 0; p < frozen.page_count; p++)
+        kv_digest_update(&state, frozen.pages[p].bytes, frozen.pages[p].size);
+    transfer_frozen_release(session->engine, &frozen);
     return kv_digest_final(&state);
 }
 
@@ -269,17 +280,15 @@ static struct store_batch *begin(struct life *life) {
     return batch;
 }
 
-void life_rewrite(struct life *life, const struct record_key *key, life_change change,
-                  void *context) {
-    struct store_record record = get(life, key);
+static void put_copy(struct life *life, const struct store_record *record, uint32_t keep,
+                     const struct record_key *key) {
     struct store_part parts[32];
     struct iovec pieces[32];
     size_t count = 0;
-    uint32_t keep = change(context, &record);
-    for (uint32_t i = 0; i < record.extent_count; i++) {
+    for (uint32_t i = 0; i < record->extent_count; i++) {
         if (!(keep & 1u << i))
             continue;
-        const struct store_extent *extent = &record.extents[i];
+        const struct store_extent *extent = &record->extents[i];
         pieces[count] = (struct iovec){kv_alloc_aligned(kv_alloc_system(), extent->raw_bytes, 4096),
                                        extent->raw_bytes};
         struct store_read read = {
@@ -291,8 +300,8 @@ void life_rewrite(struct life *life, const struct record_key *key, life_change c
     }
     const struct store_put put = {.key = key->bytes,
                                   .key_bytes = key->size,
-                                  .value = record.value,
-                                  .value_bytes = record.value_bytes,
+                                  .value = record->value,
+                                  .value_bytes = record->value_bytes,
                                   .parts = parts,
                                   .part_count = count};
     struct store_batch *batch = begin(life);
@@ -300,6 +309,18 @@ void life_rewrite(struct life *life, const struct record_key *key, life_change c
     assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
     for (size_t i = 0; i < count; i++)
         kv_alloc_release(kv_alloc_system(), pieces[i].iov_base);
+}
+
+void life_rewrite(struct life *life, const struct record_key *key, life_change change,
+                  void *context) {
+    struct store_record record = get(life, key);
+    put_copy(life, &record, change(context, &record), key);
+    store_record_release(life->store, &record);
+}
+
+void life_copy(struct life *life, const struct record_key *from, const struct record_key *to) {
+    struct store_record record = get(life, from);
+    put_copy(life, &record, UINT32_MAX, to);
     store_record_release(life->store, &record);
 }
 

@@ -25,8 +25,9 @@ struct life_options {
     struct support_engine_options engine;
     uint32_t queue_max;
     uint64_t bytes_max;
-    uint64_t model_seed;   /* 1 is the usual tiny model */
-    uint32_t model_layers; /* 2 is usual */
+    uint64_t model_seed;    /* 1 is the usual tiny model */
+    uint32_t model_layers;  /* 2 is usual */
+    int change_tensor_byte; /* 1: one byte of one weight is another */
 };
 
 struct life {
@@ -65,7 +66,7 @@ struct session *life_wake(struct life *life, const char *name, struct receipt *r
 const char *life_refuse(struct life *life, const char *name, enum kv_err expected,
                         struct kv_diag *diag);
 
-/* Over every byte of blocks, sinks and window that the session has in slots, and its ids. */
+/* Over its ids and every byte of blocks, sinks and window that the session reads. */
 struct kv_digest life_resident(struct session *session);
 
 /* The head snapshot's record and image. */
@@ -76,6 +77,8 @@ struct record_snapshot life_head(struct life *life, const char *name, uint64_t *
 typedef uint32_t (*life_change)(void *context, struct store_record *record);
 void life_rewrite(struct life *life, const struct record_key *key, life_change change,
                   void *context);
+/* Puts the record under `from` under `to` as well. */
+void life_copy(struct life *life, const struct record_key *from, const struct record_key *to);
 void life_delete(struct life *life, const struct record_key *key);
 /* Puts other bytes into extent 0 of the record (an image). */
 void life_replace_image(struct life *life, uint64_t snapshot, const void *bytes, size_t size,

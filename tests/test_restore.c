@@ -1,0 +1,483 @@
+/* tests/test_restore.c - waking: every part that is missing, damaged or foreign is refused by name.
+ *
+ * Responsible for: restore/ over the tiny model, with records and bytes changed behind its back.
+ * Not responsible for: the bits of woken sessions (test_life.c), saving (test_snapshot.c).
+ */
+#include "restore/restore.h"
+
+#include "store/base/bytes.h"
+#include "tests/support_life.h"
+#include "tests/testing.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fixture {
+    char dir[TESTING_PATH_BYTES];
+    struct faulty_io *faulty;
+    struct life_options options;
+    struct life life;
+    struct record_snapshot head;
+    uint64_t snapshot;
+};
+
+/* One sleeping session "chat" with blocks at K8V4, K6V4 and K6V3, and a page that is not full. */
+static void open_fixture(struct fixture *f) {
+    testing_temp_dir(f->dir);
+    f->faulty = faulty_io_make(io_best_door());
+    f->options = life_default(f->dir);
+    f->options.door = faulty_io_door(f->faulty);
+    life_open(&f->options, &f->life);
+    struct session *session = life_session(&f->life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 64 + 256 * 6 + 30, 3, NULL);
+    life_sleep(&f->life, session);
+    f->head = life_head(&f->life, "chat", &f->snapshot);
+}
+
+static void close_fixture(struct fixture *f) {
+    life_close(&f->life);
+    faulty_io_drop(f->faulty);
+}
+
+static void refuse(struct fixture *f, enum kv_err expected, const char *word) {
+    struct kv_diag diag = {""};
+    struct engine_slots before, after;
+    engine_slots(f->life.engine, &before);
+    life_refuse(&f->life, "chat", expected, &diag);
+    engine_slots(f->life.engine, &after);
+    if (strstr(diag.text, word) == NULL || strstr(diag.text, "chat") == NULL)
+        fail_msg("'%s' or the session is not named in: %s", word, diag.text);
+    assert_int_equal(before.free, after.free);
+}
+
+/* --- CASE-02, CASE-03: parts that are missing */
+
+struct drop {
+    uint8_t kind;
+};
+
+static uint32_t drop_kind(void *context, struct store_record *record) {
+    const struct drop *drop = context;
+    uint32_t keep = 0;
+    for (uint32_t i = 0; i < record->extent_count; i++)
+        if (record->extents[i].kind != drop->kind)
+            keep |= 1u << i;
+    return keep;
+}
+
+static void a_missing_stream_is_named(void **state) {
+    (void)state;
+    static const enum layout_stream streams[] = {LAYOUT_META, LAYOUT_KH,  LAYOUT_KM, LAYOUT_KL,
+                                                 LAYOUT_VB,   LAYOUT_VR1, LAYOUT_VR2};
+    for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
+        struct fixture f;
+        open_fixture(&f);
+        struct drop drop = {(uint8_t)streams[i]};
+        struct record_key key = record_key_block(f.head.lineage, 1);
+        life_rewrite(&f.life, &key, drop_kind, &drop);
+        refuse(&f, KV_ERR_CORRUPT, layout_stream_name(streams[i]));
+        close_fixture(&f);
+    }
+}
+
+static void a_missing_record_is_named(void **state) {
+    (void)state;
+    struct fixture f;
+    static const char *const words[] = {"block 2", "sinks", "page at position", "snapshot"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        open_fixture(&f);
+        struct record_key keys[] = {
+            record_key_block(f.head.lineage, 2), record_key_page(f.head.sinks_page),
+            record_key_page(f.head.page_ids[1]), record_key_snapshot(f.snapshot)};
+        life_delete(&f.life, &keys[i]);
+        refuse(&f, KV_ERR_CORRUPT, words[i]);
+        close_fixture(&f);
+    }
+}
+
+/* Parts of the image: position, ids, sampler, tier map and so on, with a root that agrees. */
+static uint8_t *image_bytes(struct fixture *f, size_t *size_out) {
+    struct image image;
+    struct kv_diag diag = {""};
+    uint8_t *bytes = NULL;
+    assert_int_equal(restore_image(f->life.store, kv_alloc_system(), "chat", &image, &diag), KV_OK);
+    assert_int_equal(image_encode(&image, kv_alloc_system(), &bytes, size_out, &diag), KV_OK);
+    image_release(&image, kv_alloc_system());
+    return bytes;
+}
+
+static void a_missing_part_of_the_image_is_named(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "model identity", "session name", "sampler settings", "tier history", "token ids",
+        "position",       "roles",        "blocks",           "tier map",     "sinks",
+        "window pages",   "fingerprint",  "fingerprint",      "needles",      "origin"};
+    struct fixture f;
+    size_t size;
+    open_fixture(&f);
+    uint8_t *whole = image_bytes(&f, &size);
+    uint8_t *cut = malloc(size);
+    assert_non_null(cut);
+    size_t at = 12;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        size_t part = 12 + (size_t)kv_get_u64(whole + at + 4);
+        memcpy(cut, whole, at);
+        memcpy(cut + at, whole + at + part, size - at - part);
+        struct kv_digest root = image_root(cut, size - part);
+        life_replace_image(&f.life, f.snapshot, cut, size - part, &root);
+        refuse(&f, KV_ERR_CORRUPT, names[i]);
+        at += part;
+    }
+    assert_int_equal(at, size);
+    struct kv_digest root = image_root(whole, size);
+    life_replace_image(&f.life, f.snapshot, whole, size, &root);
+    life_wake(&f.life, "chat", NULL);
+    free(cut);
+    kv_alloc_release(kv_alloc_system(), whole);
+    close_fixture(&f);
+}
+
+/* CASE-12: the image cut at many places, and with absurd numbers, under a root that agrees. */
+static void cuts_and_absurd_numbers_are_refused(void **state) {
+    (void)state;
+    static const uint64_t values[] = {UINT32_MAX, (uint64_t)1 << 63, UINT64_MAX};
+    struct fixture f;
+    size_t size;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    uint8_t *whole = image_bytes(&f, &size);
+    for (size_t end = 1; end < size; end += 1 + size / 61) {
+        struct kv_digest root = image_root(whole, end);
+        life_replace_image(&f.life, f.snapshot, whole, end, &root);
+        life_refuse(&f.life, "chat", KV_ERR_CORRUPT, &diag);
+    }
+    size_t at = 12;
+    for (int part = 0; part < 15; part++) {
+        uint64_t length = kv_get_u64(whole + at + 4);
+        for (size_t v = 0; v < sizeof values / sizeof values[0]; v++) {
+            kv_put_u64(whole + at + 4, values[v]);
+            struct kv_digest root = image_root(whole, size);
+            life_replace_image(&f.life, f.snapshot, whole, size, &root);
+            life_refuse(&f.life, "chat", KV_ERR_CORRUPT, &diag);
+        }
+        kv_put_u64(whole + at + 4, length);
+        at += 12 + (size_t)length;
+    }
+    /* Without a root that agrees nothing of it is even looked at. */
+    struct kv_digest root = image_root(whole, size);
+    whole[size / 2] ^= 1;
+    life_replace_image(&f.life, f.snapshot, whole, size, &root);
+    refuse(&f, KV_ERR_CORRUPT, "root");
+    kv_alloc_release(kv_alloc_system(), whole);
+    close_fixture(&f);
+}
+
+static uint32_t other_position(void *context, struct store_record *record) {
+    struct record_block block;
+    (void)context;
+    assert_int_equal(record_get_block(record->value, record->value_bytes, &block, NULL), KV_OK);
+    block.first_position = UINT64_MAX - 63;
+    assert_int_equal(record_put_block(&block, record->value), record->value_bytes);
+    return UINT32_MAX;
+}
+
+static uint32_t newer_version(void *context, struct store_record *record) {
+    (void)context;
+    record->value[0] = 9;
+    return UINT32_MAX;
+}
+
+static void foreign_records_are_refused(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    struct record_key key = record_key_block(f.head.lineage, 0);
+    life_rewrite(&f.life, &key, other_position, NULL);
+    refuse(&f, KV_ERR_CORRUPT, "block 0");
+    close_fixture(&f);
+    open_fixture(&f);
+    key = record_key_block(f.head.lineage, 3);
+    life_rewrite(&f.life, &key, newer_version, NULL);
+    refuse(&f, KV_ERR_VERSION, "needs version 9");
+    close_fixture(&f);
+}
+
+/* A block record of another session in the place of this one's: right shape, wrong memory. */
+static void another_sessions_block_breaks_the_chain(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    struct session *other = life_session(&f.life, "other", IMAGE_RECIPE_V3);
+    life_say(other, 77, 900, 2, NULL);
+    life_sleep(&f.life, other);
+    struct record_snapshot head = life_head(&f.life, "other", NULL);
+    struct record_key mine = record_key_block(f.head.lineage, 1);
+    struct record_key theirs = record_key_block(head.lineage, 1);
+    life_copy(&f.life, &theirs, &mine);
+    refuse(&f, KV_ERR_CORRUPT, "chain");
+    life_wake(&f.life, "other", NULL);
+    close_fixture(&f);
+}
+
+/* --- CASE-08: damage in the last plane touches nobody */
+
+static void a_flipped_byte_harms_nobody(void **state) {
+    (void)state;
+    struct fixture f;
+    struct life control;
+    struct life_options alone;
+    char dir[TESTING_PATH_BYTES];
+    struct life_turn kept, after;
+    struct store_extent extent;
+    open_fixture(&f);
+    struct session *near = life_session(&f.life, "near", IMAGE_RECIPE_V3);
+    life_say(near, 5, 1000, 2, NULL);
+    struct record_key key = record_key_block(f.head.lineage, f.head.block_count - 1);
+    life_extent(&f.life, &key, LAYOUT_KL, &extent);
+    uint8_t *bytes = malloc(extent.stored_bytes);
+    assert_non_null(bytes);
+    life_disk(f.dir, &extent, bytes, 0);
+    bytes[extent.stored_bytes - 1] ^= 0x10;
+    life_disk(f.dir, &extent, bytes, 1);
+    struct kv_digest before = life_resident(near);
+    refuse(&f, KV_ERR_CORRUPT, "stream KL");
+    struct kv_digest resident = life_resident(near);
+    assert_memory_equal(before.bytes, resident.bytes, KV_DIGEST_BYTES);
+    life_say(near, 6, 100, 12, &after);
+    /* Beside a run without the attempt. */
+    testing_temp_dir(dir);
+    alone = life_default(dir);
+    life_open(&alone, &control);
+    struct session *undisturbed = life_session(&control, "near", IMAGE_RECIPE_V3);
+    life_say(undisturbed, 5, 1000, 2, NULL);
+    life_say(undisturbed, 6, 100, 12, &kept);
+    life_same_turn(&kept, &after);
+    life_close(&control);
+    struct restore_check check;
+    struct kv_diag diag = {""};
+    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag),
+                     KV_ERR_CORRUPT);
+    assert_non_null(strstr(diag.text, "chat"));
+    bytes[extent.stored_bytes - 1] ^= 0x10;
+    life_disk(f.dir, &extent, bytes, 1);
+    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag), KV_OK);
+    assert_int_equal(check.blocks, f.head.block_count);
+    assert_int_equal(check.extents, 1 + check.pages + 7 * check.blocks);
+    struct receipt receipt;
+    life_wake(&f.life, "chat", &receipt);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    free(bytes);
+    close_fixture(&f);
+}
+
+/* Every extent of the head: one bit flipped somewhere in it is found and named. */
+static void damage_anywhere_is_found(void **state) {
+    (void)state;
+    struct fixture f;
+    struct testing_random random;
+    open_fixture(&f);
+    testing_random_init(&random, testing_seed("flip", 11));
+    struct record_key keys[] = {record_key_snapshot(f.snapshot), record_key_page(f.head.sinks_page),
+                                record_key_page(f.head.page_ids[0]),
+                                record_key_block(f.head.lineage, 0),
+                                record_key_block(f.head.lineage, 4)};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        struct store_record record;
+        assert_int_equal(store_get(f.life.store, keys[i].bytes, keys[i].size, &record, NULL),
+                         KV_OK);
+        for (uint32_t e = 0; e < record.extent_count; e++) {
+            const struct store_extent *extent = &record.extents[e];
+            uint8_t *bytes = malloc(extent->stored_bytes);
+            assert_non_null(bytes);
+            life_disk(f.dir, extent, bytes, 0);
+            size_t at = testing_random_below(&random, extent->stored_bytes);
+            uint8_t bit = (uint8_t)(1u << testing_random_below(&random, 8));
+            bytes[at] ^= bit;
+            life_disk(f.dir, extent, bytes, 1);
+            struct restore_check check;
+            struct kv_diag diag = {""};
+            assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag),
+                             KV_ERR_CORRUPT);
+            /* A wake reads what its tiers need, and refuses if this is among them. */
+            struct session *session = NULL;
+            struct receipt receipt;
+            const struct restore_options options = {0};
+            enum kv_err err =
+                restore_wake(&f.life.source, "chat", &options, &session, &receipt, &diag);
+            if (err == KV_OK) {
+                enum layout_stream kind = extent->kind;
+                assert_true(kind == LAYOUT_KL || kind == LAYOUT_VR2 || kind == LAYOUT_VR1);
+                session_drop(session);
+            } else {
+                assert_int_equal(err, KV_ERR_CORRUPT);
+            }
+            bytes[at] ^= bit;
+            life_disk(f.dir, extent, bytes, 1);
+            free(bytes);
+        }
+        store_record_release(f.life.store, &record);
+    }
+    life_wake(&f.life, "chat", NULL);
+    close_fixture(&f);
+}
+
+/* --- CASE-09, CASE-14: another model */
+
+static void another_layer_count_names_both(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    life_close(&f.life);
+    f.options.model_layers = 3;
+    life_open(&f.options, &f.life);
+    refuse(&f, KV_ERR_MISMATCH, "layer count 2, this model has 3");
+    struct session *other = life_session(&f.life, "other", IMAGE_RECIPE_V3);
+    life_say(other, 1, 100, 4, NULL);
+    close_fixture(&f);
+}
+
+static void other_weights_are_refused(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    life_close(&f.life);
+    f.options.change_tensor_byte = 1;
+    life_open(&f.options, &f.life);
+    refuse(&f, KV_ERR_MISMATCH, "weights");
+    life_close(&f.life);
+    f.options.change_tensor_byte = 0;
+    life_open(&f.options, &f.life);
+    life_wake(&f.life, "chat", NULL);
+    close_fixture(&f);
+}
+
+/* --- proof */
+
+/* A needle that the record calls kept must be answered. */
+static void an_unanswered_needle_drops_the_session(void **state) {
+    (void)state;
+    struct fixture f;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    struct session *session = life_wake(&f.life, "chat", NULL);
+    struct image_needle needle = {.key = "key",
+                                  .ask = "What is it?",
+                                  .answer_prefix = "It is",
+                                  .expect = " nothing that noise would say",
+                                  .span_count = 1,
+                                  .spans = {{IMAGE_USER, 400, 420}},
+                                  .kept = 1,
+                                  .passed = 1};
+    assert_int_equal(transfer_add_needle(session, &needle, &diag), KV_OK);
+    life_save(&f.life, session, 0);
+    session_drop(session);
+    refuse(&f, KV_ERR_PROOF, "needle key");
+    /* Without needles the fingerprint alone is asked, and the receipt says so. */
+    const struct restore_options options = {.skip_needles = 1};
+    struct receipt receipt;
+    assert_int_equal(restore_wake(&f.life.source, "chat", &options, &session, &receipt, &diag),
+                     KV_OK);
+    assert_int_equal(receipt.needles_recorded, 1);
+    assert_int_equal(receipt.needles_kept, 1);
+    assert_int_equal(receipt.needles_asked, 0);
+    close_fixture(&f);
+}
+
+/* A fingerprint of another memory, under a root that agrees: bytes are right, the proof is not. */
+static void another_fingerprint_drops_the_session(void **state) {
+    (void)state;
+    struct fixture f;
+    struct image image;
+    struct kv_diag diag = {""};
+    uint8_t *bytes = NULL;
+    size_t size;
+    open_fixture(&f);
+    assert_int_equal(restore_image(f.life.store, kv_alloc_system(), "chat", &image, &diag), KV_OK);
+    image.fingerprint.logits.bytes[0] ^= 1;
+    assert_int_equal(image_encode(&image, kv_alloc_system(), &bytes, &size, &diag), KV_OK);
+    struct kv_digest root = image_root(bytes, size);
+    life_replace_image(&f.life, f.snapshot, bytes, size, &root);
+    refuse(&f, KV_ERR_PROOF, "fingerprint");
+    image_release(&image, kv_alloc_system());
+    kv_alloc_release(kv_alloc_system(), bytes);
+    close_fixture(&f);
+}
+
+/* --- the rest of the contract */
+
+static int stop(void *context, uint64_t done, uint64_t all) {
+    uint64_t *calls = context;
+    assert_true(done > 0 && done <= all);
+    return ++*calls < 3;
+}
+
+static void refusals_leave_the_engine_as_it_was(void **state) {
+    (void)state;
+    struct fixture f;
+    struct kv_diag diag = {""};
+    uint64_t calls = 0;
+    open_fixture(&f);
+    const struct restore_options stopped = {.progress = stop, .progress_context = &calls};
+    struct session *session = NULL;
+    struct receipt receipt;
+    struct engine_slots before, after;
+    engine_slots(f.life.engine, &before);
+    assert_int_equal(restore_wake(&f.life.source, "chat", &stopped, &session, &receipt, &diag),
+                     KV_ERR_CANCELLED);
+    assert_true(calls >= 3);
+    const struct faulty_io_plan plan = {
+        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_READ, .at = 5, .error = EIO};
+    faulty_io_arm(f.faulty, &plan);
+    assert_int_equal(restore_wake(&f.life.source, "chat", &(struct restore_options){0}, &session,
+                                  &receipt, &diag),
+                     KV_ERR_IO);
+    assert_non_null(strstr(diag.text, strerror(EIO)));
+    faulty_io_release(f.faulty);
+    engine_slots(f.life.engine, &after);
+    assert_int_equal(before.free, after.free);
+    life_wake(&f.life, "chat", &receipt);
+    assert_int_equal(restore_wake(&f.life.source, "chat", &(struct restore_options){0}, &session,
+                                  &receipt, &diag),
+                     KV_ERR_EXISTS);
+    close_fixture(&f);
+}
+
+static void too_few_slots_say_need_and_have(void **state) {
+    (void)state;
+    struct fixture f;
+    struct restore_plan plan;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    assert_int_equal(restore_plan(&f.life.source, "chat", &plan, &diag), KV_OK);
+    struct receipt receipt;
+    life_wake(&f.life, "chat", &receipt);
+    assert_int_equal(plan.slots, receipt.slots);
+    assert_int_equal(plan.blocks, receipt.blocks);
+    assert_int_equal(plan.pages + 1, receipt.pages);
+    uint64_t raw = 0;
+    for (int s = 0; s < LAYOUT_STREAM_COUNT; s++)
+        raw += receipt.raw_bytes[s];
+    assert_int_equal(plan.raw_bytes, raw);
+    life_close(&f.life);
+    f.options.engine.slots = 96;
+    life_open(&f.options, &f.life);
+    refuse(&f, KV_ERR_NO_SLOTS, "slots are needed");
+    close_fixture(&f);
+}
+
+TESTING_MAIN(cmocka_unit_test(a_missing_stream_is_named),
+             cmocka_unit_test(a_missing_record_is_named),
+             cmocka_unit_test(a_missing_part_of_the_image_is_named),
+             cmocka_unit_test(cuts_and_absurd_numbers_are_refused),
+             cmocka_unit_test(foreign_records_are_refused),
+             cmocka_unit_test(another_sessions_block_breaks_the_chain),
+             cmocka_unit_test(a_flipped_byte_harms_nobody),
+             cmocka_unit_test(damage_anywhere_is_found),
+             cmocka_unit_test(another_layer_count_names_both),
+             cmocka_unit_test(other_weights_are_refused),
+             cmocka_unit_test(an_unanswered_needle_drops_the_session),
+             cmocka_unit_test(another_fingerprint_drops_the_session),
+             cmocka_unit_test(refusals_leave_the_engine_as_it_was),
+             cmocka_unit_test(too_few_slots_say_need_and_have))
