@@ -78,7 +78,23 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
         if (err != KV_OK)
             return err;
     }
-    return store_open(&options, store_out, diag);
+    enum kv_err err = store_open(&options, store_out, diag);
+    if (err == KV_ERR_NOT_FOUND && read_only)
+        kv_diag_set(diag, err,
+                    "store %s: there is none; `coldplane chat` makes it, --store DIR names another",
+                    cmd->config->store);
+    return err;
+}
+
+enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
+                     struct kv_diag *diag) {
+    enum kv_err err = session_check_name(cmd->session_name, diag);
+    if (err == KV_OK)
+        err = snapshot_find(store, cmd->alloc, cmd->session_name, entry_out, diag);
+    if (err == KV_ERR_NOT_FOUND)
+        kv_diag_set(diag, err, "session %s: not in this store; `coldplane ls` lists what is there",
+                    cmd->session_name);
+    return err;
 }
 
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,

@@ -60,6 +60,9 @@ const char *cmd_word(const struct cmd *cmd, uint32_t index);
 /* For reading beside a writer: NOT_FOUND when there is no store. The caller closes it. */
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag);
+/* The stored session cmd->session_name; NOT_FOUND. */
+enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
+                     struct kv_diag *diag);
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag);
 /* service_session of cmd->session_name with a progress line; `opened_out` is always written. */

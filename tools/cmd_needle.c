@@ -210,9 +210,12 @@ static enum kv_err check(struct cmd *cmd, struct kv_diag *diag) {
 
 static enum kv_err list(struct cmd *cmd, struct kv_diag *diag) {
     struct store *store = NULL;
+    struct snapshot_entry entry;
     struct image image;
     image_init(&image);
     enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    if (err == KV_OK)
+        err = cmd_find(cmd, store, &entry, diag);
     if (err == KV_OK)
         err = restore_image(store, cmd->alloc, cmd->session_name, &image, diag);
     if (err == KV_OK) {

@@ -177,7 +177,7 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
     image_init(&image);
     KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(cmd_open_store(cmd, 1, &store, diag));
-    KV_TRY(snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag));
+    KV_TRY(cmd_find(cmd, store, &entry, diag));
     KV_TRY(restore_image(store, cmd->alloc, cmd->session_name, &image, diag));
     if (cmd->result != NULL) {
         cJSON *session = entry_json(&entry);
@@ -252,7 +252,7 @@ enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
     char size[TEXT_SHORT_BYTES];
     KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(cmd_open_store(cmd, 0, &store, diag));
-    KV_TRY(snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag));
+    KV_TRY(cmd_find(cmd, store, &entry, diag));
     KV_TRY(snapshot_remove(store, cmd->alloc, cmd->session_name, diag));
     if (cmd->result != NULL) {
         cJSON_AddItemToObject(cmd->result, "removed", entry_json(&entry));

@@ -105,7 +105,7 @@ enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag) {
         KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(cmd_open_store(cmd, 1, &store, diag));
     if (cmd->session_name != NULL) {
-        KV_TRY(snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag));
+        KV_TRY(cmd_find(cmd, store, &entry, diag));
         on_name(&names, &entry);
     } else {
         KV_TRY(snapshot_list(store, cmd->alloc, on_name, &names, diag));
