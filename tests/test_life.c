@@ -117,5 +117,124 @@ static void woken_is_never_evicted_in_avx2(void **state) {
     whole_life(ENGINE_SIMD_AVX2);
 }
 
+static struct image_policy ages(uint64_t first, uint64_t second, uint64_t third) {
+    return (struct image_policy){IMAGE_RECIPE_V3, 3, {first, second, third}};
+}
+
+static void set_ages(struct session *session, const struct image_policy *policy) {
+    struct kv_diag diag = {""};
+    if (session_set_policy(session, policy, &diag) != KV_OK)
+        fail_msg("session_set_policy: %s", diag.text);
+    while (session_promoting(session))
+        engine_apply(session_engine(session));
+}
+
+/* Demoted, asleep, awake, promoted, with no token in between: as if never demoted. */
+static void demoted_and_promoted_is_never_demoted(void **state) {
+    (void)state;
+    const struct image_policy fine = ages(8000, 8000, 8000);
+    const struct image_policy coarse = ages(0, 256, 512);
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct life_turn twin_turn, turn;
+    struct receipt receipt;
+    struct session_info info;
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    struct session *twin = life_session(&life, "twin", IMAGE_RECIPE_V3);
+    struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
+    set_ages(twin, &fine);
+    set_ages(session, &fine);
+    life_say(twin, 1, 1500, 4, NULL);
+    life_say(session, 1, 1500, 4, NULL);
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K8V4], info.blocks);
+    uint32_t slots_fine = info.slots;
+
+    snapshot_drain(life.snapshot);
+    engine_apply(life.engine);
+    set_ages(session, &coarse);
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K8V4], 0);
+    assert_true(info.slots < slots_fine);
+    life_sleep(&life, session);
+    session = life_wake(&life, "chat", &receipt);
+    assert_int_equal(receipt.tier_blocks[LAYOUT_K8V4], 0);
+    assert_int_equal(receipt.raw_bytes[LAYOUT_KL], 0);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    set_ages(session, &fine);
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K8V4], info.blocks);
+    assert_int_equal(info.tokens_prefilled + info.tokens_decoded, 0);
+    struct kv_digest a = life_resident(twin), b = life_resident(session);
+    assert_memory_equal(a.bytes, b.bytes, KV_DIGEST_BYTES);
+    life_say(twin, 3, SECOND_TURN, GREEDY, &twin_turn);
+    life_say(session, 3, SECOND_TURN, GREEDY, &turn);
+    life_same_turn(&twin_turn, &turn);
+
+    /* Coarser tiers do change the answer, so the comparison above can fail. */
+    set_ages(session, &coarse);
+    life_say(twin, 4, 20, GREEDY, &twin_turn);
+    life_say(session, 4, 20, GREEDY, &turn);
+    assert_memory_not_equal(twin_turn.rows.bytes, turn.rows.bytes, KV_DIGEST_BYTES);
+    life_close(&life);
+}
+
+/* Short sessions: partial sinks, sinks alone, one window page, no block yet. */
+static void short_sessions_wake(void **state) {
+    (void)state;
+    static const uint32_t lengths[] = {1, 2, 63, 64, 65, 128, 319, 320, 575, 576, 577};
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct life_turn kept, woken;
+        struct receipt receipt;
+        struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
+        life_say(session, i, lengths[i], 0, NULL);
+        life_save(&life, session, 0);
+        life_say(session, 3, 5, 6, &kept);
+        session_drop(session);
+        session = life_wake(&life, "chat", &receipt);
+        assert_int_equal(receipt.tokens_reused, lengths[i]);
+        life_say(session, 3, 5, 6, &woken);
+        life_same_turn(&kept, &woken);
+        session_drop(session);
+        assert_int_equal(snapshot_remove(life.store, kv_alloc_system(), "chat", NULL), KV_OK);
+    }
+    life_close(&life);
+}
+
+/* Another numerics id: proof by the best tokens and a bound, and the receipt says so. */
+static void another_numerics_id_is_proven_by_bound(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct receipt receipt;
+    if (!__builtin_cpu_supports("avx2"))
+        testing_skip("this machine has no AVX2");
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    options.engine.simd = ENGINE_SIMD_C;
+    life_open(&options, &life);
+    struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 900, 3, NULL);
+    life_sleep(&life, session);
+    life_close(&life);
+    options.engine.simd = ENGINE_SIMD_AVX2;
+    life_open(&options, &life);
+    life_wake(&life, "chat", &receipt);
+    printf("plain C against AVX2: largest difference of the best logits %.3g\n",
+           (double)receipt.fingerprint_max_diff);
+    assert_int_equal(receipt.fingerprint, RECEIPT_TOP_EQUAL);
+    life_close(&life);
+}
+
 TESTING_MAIN(cmocka_unit_test(woken_is_never_evicted_in_avx2),
-             cmocka_unit_test(woken_is_never_evicted_in_c))
+             cmocka_unit_test(woken_is_never_evicted_in_c),
+             cmocka_unit_test(demoted_and_promoted_is_never_demoted),
+             cmocka_unit_test(short_sessions_wake),
+             cmocka_unit_test(another_numerics_id_is_proven_by_bound))
