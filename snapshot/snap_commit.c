@@ -207,6 +207,7 @@ void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uin
             continue;
         items[i]->err = err;
         line->trouble = diag;
+        line->trouble_err = err;
         kv_diag_prefix(&line->trouble, "session %s, block %u could not be written", line->name,
                        items[i]->index);
     }
@@ -235,7 +236,7 @@ static enum kv_err check_line(const struct save *save) {
     if (save->line->block_count == image->block_count)
         return KV_OK;
     if (save->line->trouble.text[0] != 0)
-        return kv_diag_set(save->diag, KV_ERR_IO, "%s", save->line->trouble.text);
+        return kv_diag_set(save->diag, save->line->trouble_err, "%s", save->line->trouble.text);
     return kv_diag_set(save->diag, KV_ERR_IO, "session %s: %u of %u blocks are durable: save again",
                        image->name, save->line->block_count, image->block_count);
 }

@@ -40,6 +40,7 @@ struct snap_line {
     uint32_t pending;       /* blocks of this line in the batch being made */
     struct snap_account account;
     struct kv_diag trouble; /* why the last block was not written; "" when nothing */
+    enum kv_err trouble_err;
 };
 
 struct snap_lines {
