@@ -1,0 +1,341 @@
+/* tests/test_service.c - sessions by name, room made by sleep, turns.
+ *
+ * Responsible for: finding a session wherever it is, least recently used sleep, what a failed save
+ * leaves behind, chat turns that were ended in every way, documents cut to a length.
+ * Not responsible for: the CLI around it (test_cli.c) or the parts below (their own tests).
+ */
+#include "tools/service.h"
+
+#include "engine/model/tokenizer.h"
+#include "tests/support_tiny_model.h"
+#include "tests/testing.h"
+#include "tools/turn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fixture {
+    char home[TESTING_PATH_BYTES];
+    char store[TESTING_PATH_BYTES + 16], model[TESTING_PATH_BYTES + 16];
+    struct service_settings settings;
+    struct service *service;
+    struct kv_diag diag;
+};
+
+static void open_service(struct fixture *fixture) {
+    enum kv_err err = service_open(&fixture->settings, &fixture->service, &fixture->diag);
+    if (err != KV_OK)
+        fail_msg("service_open: %s", fixture->diag.text);
+}
+
+static int set_up(void **state) {
+    size_t size = 0;
+    struct fixture *fixture = calloc(1, sizeof *fixture);
+    struct tiny_model_options options = tiny_model_default();
+    uint8_t *bytes = tiny_model_make(&options, &size);
+    testing_temp_dir(fixture->home);
+    snprintf(fixture->store, sizeof fixture->store, "%s/store", fixture->home);
+    snprintf(fixture->model, sizeof fixture->model, "%s/tiny.gguf", fixture->home);
+    FILE *file = fopen(fixture->model, "w");
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    fclose(file);
+    tiny_model_drop(bytes);
+    service_settings_usual(&fixture->settings);
+    fixture->settings.model_path = fixture->model;
+    fixture->settings.store_dir = fixture->store;
+    fixture->settings.threads = 1;
+    fixture->settings.slot_budget_bytes = 16 << 20;
+    fixture->settings.reserve_slots = 16;
+    fixture->settings.poison_free_slots = 1;
+    fixture->settings.shuffle_seed = testing_seed("shuffle", 7);
+    fixture->settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {256, 512, 768}};
+    open_service(fixture);
+    *state = fixture;
+    return 0;
+}
+
+static int tear_down(void **state) {
+    struct fixture *fixture = *state;
+    service_close(fixture->service);
+    free(fixture);
+    return 0;
+}
+
+static struct session *session_of(struct fixture *fixture, const char *name, int create,
+                                  enum service_found wanted) {
+    struct session *session = NULL;
+    struct service_opened opened;
+    const struct service_lookup lookup = {.create = create};
+    enum kv_err err =
+        service_session(fixture->service, name, &lookup, &session, &opened, &fixture->diag);
+    if (err != KV_OK)
+        fail_msg("session %s: %s", name, fixture->diag.text);
+    assert_int_equal(opened.found, wanted);
+    assert_int_equal(opened.receipt.operation, wanted == SERVICE_WOKEN ? RECEIPT_RESTORE : 0);
+    return session;
+}
+
+/* The answer is written into `answer` (256 bytes) when that is not NULL. */
+static struct receipt say(struct fixture *fixture, struct session *session, const char *text,
+                          uint32_t tokens_max, char *answer) {
+    struct template_message message = {TEMPLATE_USER, text, strlen(text)};
+    const struct turn_options options = {
+        .messages = &message, .message_count = 1, .tokens_max = tokens_max, .save = 1};
+    struct turn_result result;
+    enum kv_err err = turn_run(fixture->service, session, &options, &result, &fixture->diag);
+    if (err != KV_OK)
+        fail_msg("turn: %s", fixture->diag.text);
+    assert_true(result.saved);
+    assert_true(tokens_max == 0 || result.tokens_generated > 0);
+    if (answer != NULL)
+        snprintf(answer, 256, "%.250s", result.text != NULL ? result.text : "");
+    struct receipt receipt = result.receipt;
+    turn_result_release(fixture->service, &result);
+    return receipt;
+}
+
+static uint64_t feed_document(struct fixture *fixture, struct session *session, uint64_t end) {
+    static char text[40000];
+    struct session_info info;
+    for (size_t at = 0; at + 16 < sizeof text;)
+        at += (size_t)snprintf(text + at, sizeof text - at, "word%zu ", at * 31 % 997);
+    const struct turn_document document = {
+        .text = text, .text_bytes = strlen(text), .tokens_end = end};
+    enum kv_err err = turn_feed_document(fixture->service, session, &document, &fixture->diag);
+    if (err != KV_OK)
+        fail_msg("document: %s", fixture->diag.text);
+    session_info(session, &info);
+    return info.n_kv;
+}
+
+static void a_name_is_found_wherever_it_is(void **state) {
+    struct fixture *fixture = *state;
+    struct receipt receipt;
+    struct session *session = NULL;
+    struct service_opened opened;
+    const struct service_lookup only_there = {.create = 0};
+    assert_int_equal(
+        service_session(fixture->service, "a", &only_there, &session, &opened, &fixture->diag),
+        KV_ERR_NOT_FOUND);
+    session = session_of(fixture, "a", 1, SERVICE_NEW);
+    say(fixture, session, "hello", 4, NULL);
+    assert_ptr_equal(session_of(fixture, "a", 0, SERVICE_RESIDENT), session);
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_ERR_EXISTS);
+    assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag), KV_OK);
+    assert_int_equal(receipt.operation, RECEIPT_SLEEP);
+    assert_null(session_find(service_engine(fixture->service), "a"));
+    session_of(fixture, "a", 0, SERVICE_WOKEN);
+    service_close(fixture->service);
+    open_service(fixture);
+    session_of(fixture, "a", 1, SERVICE_WOKEN);
+    assert_int_equal(
+        service_session(fixture->service, "../a", &only_there, &session, &opened, &fixture->diag),
+        KV_ERR_INVALID);
+}
+
+static uint32_t residents(struct fixture *fixture) {
+    uint32_t count = 0;
+    while (session_at(service_engine(fixture->service), count) != NULL)
+        count++;
+    return count;
+}
+
+/* More sessions than slots: the least recently used sleep, all come back as themselves. */
+static void room_is_made_by_the_least_recently_used(void **state) {
+    struct fixture *fixture = *state;
+    enum { SESSIONS = 8 };
+    uint64_t tokens[SESSIONS];
+    char name[8];
+    service_close(fixture->service);
+    fixture->settings.slot_budget_bytes = 2 << 20;
+    open_service(fixture);
+    for (int i = 0; i < SESSIONS; i++) {
+        snprintf(name, sizeof name, "s%d", i);
+        struct session *session = session_of(fixture, name, 1, SERVICE_NEW);
+        tokens[i] = feed_document(fixture, session, 600 + 100 * (uint64_t)i);
+        say(fixture, session, "and?", 3, NULL);
+    }
+    assert_true(residents(fixture) < SESSIONS);
+    assert_string_equal(service_note(fixture->service), "");
+    assert_null(session_find(service_engine(fixture->service), "s0"));
+    assert_non_null(session_find(service_engine(fixture->service), "s7"));
+    for (int i = 0; i < SESSIONS; i++) {
+        struct session *session = NULL;
+        struct service_opened opened;
+        struct session_info info;
+        const struct service_lookup lookup = {.create = 0};
+        snprintf(name, sizeof name, "s%d", i);
+        assert_int_equal(
+            service_session(fixture->service, name, &lookup, &session, &opened, &fixture->diag),
+            KV_OK);
+        session_info(session, &info);
+        assert_true(info.n > tokens[i]);
+        assert_true(info.tokens_prefilled == 0 || opened.found == SERVICE_RESIDENT);
+        if (opened.found == SERVICE_WOKEN)
+            assert_int_equal(opened.receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    }
+}
+
+static void too_much_room_is_refused_with_need_and_have(void **state) {
+    struct fixture *fixture = *state;
+    struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
+    say(fixture, session, "hello", 4, NULL);
+    assert_int_equal(service_make_room(fixture->service, 1000000, session, &fixture->diag),
+                     KV_ERR_NO_SLOTS);
+    assert_non_null(strstr(fixture->diag.text, "1000000 slots are needed"));
+    assert_ptr_equal(session_find(service_engine(fixture->service), "a"), session);
+    assert_int_equal(service_make_room(fixture->service, 1, session, &fixture->diag), KV_OK);
+    assert_int_equal(residents(fixture), 1);
+}
+
+/* A turn that ended by itself, was cut at its length, was stopped, or was only fed: the next user
+ * turn must see the same separators that one rendering of the whole chat has. */
+static int stop_at_once(void *context) {
+    (void)context;
+    return 1;
+}
+
+static void turns_are_closed_however_they_ended(void **state) {
+    struct fixture *fixture = *state;
+    struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
+    struct engine *engine = service_engine(fixture->service);
+    uint32_t end_id = template_end_id(engine_template(engine));
+    struct template_message message = {TEMPLATE_USER, "one two three", 13};
+    struct turn_result result;
+    struct session_info info;
+    say(fixture, session, "first", 2, NULL);
+    struct turn_options options = {
+        .messages = &message, .message_count = 1, .tokens_max = 50, .cancelled = stop_at_once};
+    assert_int_equal(turn_run(fixture->service, session, &options, &result, &fixture->diag), KV_OK);
+    assert_true(result.cancelled);
+    assert_true(result.tokens_generated < 50);
+    turn_result_release(fixture->service, &result);
+    say(fixture, session, "fed only", 0, NULL);
+    say(fixture, session, "last", 1, NULL);
+    session_info(session, &info);
+    uint32_t ends = 0, starts = 0;
+    int32_t start_id = tokenizer_special(engine_tokenizer(engine), "<|im_start|>");
+    for (uint64_t i = 0; i < info.n; i++) {
+        ends += info.ids[i] == end_id;
+        starts += info.ids[i] == (uint32_t)start_id;
+        if (info.ids[i] == (uint32_t)start_id && i > 0)
+            assert_true(info.ids[i - 2] == end_id);
+    }
+    /* system, four user turns, three answers of which the last is open or ended by itself */
+    assert_int_equal(starts, 8);
+    assert_true(ends == 7 || ends == 8);
+}
+
+static void a_document_is_cut_to_its_length(void **state) {
+    struct fixture *fixture = *state;
+    static const uint64_t ends[] = {64, 320, 321, 777, 2048};
+    char name[8];
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        snprintf(name, sizeof name, "d%zu", i);
+        struct session *session = session_of(fixture, name, 1, SERVICE_NEW);
+        uint64_t n = feed_document(fixture, session, ends[i]);
+        assert_true(n <= ends[i] && n + 8 >= ends[i]);
+    }
+    struct session *session = session_of(fixture, "d0", 0, SERVICE_RESIDENT);
+    const struct turn_document none = {.text = "x", .text_bytes = 1, .tokens_end = 10};
+    assert_int_equal(turn_feed_document(fixture->service, session, &none, &fixture->diag),
+                     KV_ERR_LIMIT);
+}
+
+static void sleep_does_not_change_an_answer(void **state) {
+    struct fixture *fixture = *state;
+    char awake[256], asleep[256];
+    struct receipt receipt;
+    struct session *session = session_of(fixture, "awake", 1, SERVICE_NEW);
+    feed_document(fixture, session, 1500);
+    say(fixture, session, "what then?", 16, awake);
+    session = session_of(fixture, "asleep", 1, SERVICE_NEW);
+    feed_document(fixture, session, 1500);
+    assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag), KV_OK);
+    session = session_of(fixture, "asleep", 0, SERVICE_WOKEN);
+    say(fixture, session, "what then?", 16, asleep);
+    assert_string_equal(awake, asleep);
+    assert_true(strlen(awake) > 0);
+}
+
+/* CASE-19: the session stays on the device and says what it said before. */
+static void a_save_that_fails_leaves_the_session_whole(void **state) {
+    struct fixture *fixture = *state;
+    struct receipt receipt;
+    struct session_info before, after;
+    service_close(fixture->service);
+    fixture->settings.store_bytes_max = 64 << 10;
+    open_service(fixture);
+    struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
+    feed_document(fixture, session, 900);
+    session_info(session, &before);
+    assert_int_equal(service_save(fixture->service, session, 0, &receipt, &fixture->diag),
+                     KV_ERR_NO_SPACE);
+    assert_true(receipt.door_bytes == 0);
+    assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag),
+                     KV_ERR_NO_SPACE);
+    assert_ptr_equal(session_find(service_engine(fixture->service), "a"), session);
+    session_info(session, &after);
+    assert_int_equal(after.blocks_durable, 0);
+    assert_true(after.n == before.n);
+    struct template_message message = {TEMPLATE_USER, "go on", 5};
+    const struct turn_options options = {.messages = &message, .message_count = 1, .tokens_max = 3};
+    struct turn_result result;
+    assert_int_equal(turn_run(fixture->service, session, &options, &result, &fixture->diag), KV_OK);
+    assert_true(result.tokens_generated > 0);
+    turn_result_release(fixture->service, &result);
+}
+
+static void reading_only_wakes_but_never_writes(void **state) {
+    struct fixture *fixture = *state;
+    struct receipt receipt;
+    struct service *reader = NULL;
+    struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
+    say(fixture, session, "hello", 4, NULL);
+    service_close(fixture->service);
+    fixture->service = NULL;
+    struct service_settings settings = fixture->settings;
+    settings.read_only = 1;
+    assert_int_equal(service_open(&settings, &reader, &fixture->diag), KV_OK);
+    assert_null(service_snapshot(reader));
+    assert_int_equal(service_wake(reader, "a", NULL, &session, &receipt, &fixture->diag), KV_OK);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    assert_int_equal(service_save(reader, session, 0, &receipt, &fixture->diag), KV_ERR_INVALID);
+    assert_int_equal(service_sleep(reader, session, &receipt, &fixture->diag), KV_ERR_INVALID);
+    service_close(reader);
+}
+
+/* Every allocation of opening fails once: nothing stays behind, and the store opens afterwards. */
+static void opening_survives_every_failed_allocation(void **state) {
+    struct fixture *fixture = *state;
+    struct testing_alloc testing;
+    service_close(fixture->service);
+    fixture->service = NULL;
+    uint64_t step = testing_quick() ? 17 : 3;
+    for (uint64_t k = 1;; k += step) {
+        struct service *service = NULL;
+        struct service_settings settings = fixture->settings;
+        testing_alloc_init(&testing, k);
+        settings.alloc = &testing.alloc;
+        enum kv_err err = service_open(&settings, &service, &fixture->diag);
+        assert_int_equal(err == KV_OK, service != NULL);
+        assert_true(err == KV_OK || err == KV_ERR_NOMEM);
+        service_close(service);
+        assert_int_equal(testing.live_count, 0);
+        if (testing.failed_count == 0)
+            break;
+    }
+    open_service(fixture);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
+
+TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(room_is_made_by_the_least_recently_used),
+             TEST(too_much_room_is_refused_with_need_and_have),
+             TEST(turns_are_closed_however_they_ended), TEST(a_document_is_cut_to_its_length),
+             TEST(sleep_does_not_change_an_answer),
+             TEST(a_save_that_fails_leaves_the_session_whole),
+             TEST(reading_only_wakes_but_never_writes),
+             TEST(opening_survives_every_failed_allocation))
