@@ -115,7 +115,7 @@ void support_shelf_release(struct support_shelf *shelf) {
     memset(shelf, 0, sizeof *shelf);
 }
 
-static int want_all(void *context, uint64_t first, uint32_t tokens) {
+int support_shelf_want(void *context, uint64_t first, uint32_t tokens) {
     (void)context;
     (void)first;
     (void)tokens;
@@ -125,7 +125,7 @@ static int want_all(void *context, uint64_t first, uint32_t tokens) {
 void support_shelf_save(struct session *session, struct support_shelf_saved *saved_out) {
     struct kv_diag diag = {""};
 
-    if (transfer_freeze(session, want_all, NULL, &saved_out->frozen, &diag) != KV_OK)
+    if (transfer_freeze(session, support_shelf_want, NULL, &saved_out->frozen, &diag) != KV_OK)
         fail_msg("transfer_freeze: %s", diag.text);
     assert_int_equal(session_fingerprint(session, 0, &saved_out->fingerprint, &diag), KV_OK);
 }

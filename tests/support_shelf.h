@@ -42,6 +42,9 @@ struct engine_hooks support_shelf_hooks(struct support_shelf *shelf);
 void support_shelf_answer(struct support_shelf *shelf, int durable);
 void support_shelf_release(struct support_shelf *shelf);
 
+/* A transfer_want_page: every page. */
+int support_shelf_want(void *context, uint64_t first, uint32_t tokens);
+
 /* Everything of a session but its blocks, which the hooks have. */
 struct support_shelf_saved {
     struct transfer_frozen frozen;
