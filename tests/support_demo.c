@@ -104,7 +104,8 @@ void demo_value(uint32_t index, char value_out[8]) {
 static enum kv_err fit_document(const struct demo *demo, struct service *service, uint32_t index,
                                 const char *statement, char **text_out, struct kv_diag *diag) {
     const struct kv_alloc *alloc = service_alloc(service);
-    uint64_t wanted = demo->tokens - 64 - DEMO_REPLY_TOKENS;
+    /* The default system message and the turn's frame take about 40. */
+    uint64_t wanted = demo->tokens - 40 - DEMO_REPLY_TOKENS;
     struct licences *licences = NULL;
     enum kv_err err = licences_load(alloc, &licences, diag);
     if (err != KV_OK)
@@ -124,7 +125,7 @@ static enum kv_err fit_document(const struct demo *demo, struct service *service
             break;
         kv_alloc_release(alloc, text);
         text = NULL;
-        document.bytes -= document.bytes / 50;
+        document.bytes -= 1 + 3 * (tokens - wanted);
     }
     licences_drop(licences);
     if (err == KV_OK)

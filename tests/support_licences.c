@@ -152,6 +152,13 @@ static struct order order_of(const struct licences *licences,
     return order;
 }
 
+/* The most bytes up to `limit` that end before a space or line end. */
+static size_t whole_words(const char *text, size_t limit) {
+    while (limit > 0 && text[limit] != ' ' && text[limit] != '\n')
+        limit--;
+    return limit;
+}
+
 enum kv_err licences_document(const struct licences *licences,
                               const struct licences_document *document, char **text_out,
                               struct kv_diag *diag) {
@@ -170,12 +177,15 @@ enum kv_err licences_document(const struct licences *licences,
             inserted = 1;
         }
         size_t size = licences->paragraphs[at].size;
-        if (size + 1 > document->bytes - filler)
-            break;
+        int last = size + 1 > document->bytes - filler;
+        if (last)
+            size = whole_words(licences->paragraphs[at].bytes, document->bytes - filler - 1);
         memcpy(text + used, licences->paragraphs[at].bytes, size);
         used += size;
         text[used++] = '\n';
         filler += size + 1;
+        if (last)
+            break;
     }
     if (!inserted)
         used += (size_t)sprintf(text + used, "%s\n", document->insert);
