@@ -173,7 +173,7 @@ enum kv_err licences_document(const struct licences *licences,
     for (size_t step = 0; filler < document->bytes; step++) {
         size_t at = (order.first + step * order.stride) % licences->paragraph_count;
         if (!inserted && (double)filler >= document->depth * (double)document->bytes) {
-            used += (size_t)sprintf(text + used, "%s\n\n", document->insert);
+            used += (size_t)snprintf(text + used, capacity - used, "%s\n\n", document->insert);
             inserted = 1;
         }
         size_t size = licences->paragraphs[at].size;
@@ -188,7 +188,7 @@ enum kv_err licences_document(const struct licences *licences,
             break;
     }
     if (!inserted)
-        used += (size_t)sprintf(text + used, "%s\n", document->insert);
+        used += (size_t)snprintf(text + used, capacity - used, "%s\n", document->insert);
     text[used] = 0;
     *text_out = text;
     return KV_OK;
