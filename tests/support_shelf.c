@@ -1,4 +1,4 @@
-/* tests/support_shelf.c - a store in memory: takes sealed blocks, gives planes back, keeps sessions.
+/* tests/support_shelf.c - a store in memory for blocks and sessions.
  *
  * Responsible for: what support_shelf.h says.
  * Not responsible for: files.

@@ -1,4 +1,4 @@
-/* tests/support_shelf.h - a store in memory: takes sealed blocks, gives planes back, keeps sessions.
+/* tests/support_shelf.h - a store in memory for blocks and sessions.
  *
  * Responsible for: engine hooks that copy the parts of sealed blocks and answer at once or when
  * told, saving a whole session and loading it again.

@@ -1,7 +1,7 @@
 /* tests/test_pool.c - the slot pool, blocks, the window and the queue of posts.
  *
- * Responsible for: budget and order of slots, poison, the reserve, reference counts of blocks, pages
- * that turn over, posts from another thread in order.
+ * Responsible for: budget and order of slots, poison, the reserve, reference counts of blocks,
+ * pages that turn over, posts from another thread in order.
  * Not responsible for: what a session does with them (test_session, test_engine).
  */
 #include "engine/kv/block.h"

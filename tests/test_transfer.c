@@ -1,7 +1,7 @@
 /* tests/test_transfer.c - sessions leave the device and come back as themselves.
  *
- * Responsible for: freeze, drop, load and continue against a twin never dropped, bit for bit; demote,
- * drop, load, promote; loads that are abandoned or refused; needles and durable state.
+ * Responsible for: freeze, drop, load and continue against a twin never dropped, bit for bit;
+ * demote, drop, load, promote; loads that are abandoned or refused; needles and durable state.
  * Not responsible for: bytes on disk (snapshot/, restore/).
  */
 #include "engine/transfer.h"
