@@ -1,0 +1,285 @@
+/* engine/bench_quality.c - what each tier costs in quality, against our own BF16 KV.
+ *
+ * Responsible for: the lockstep of sessions and the sums over positions.
+ * Not responsible for: printing.
+ */
+#include "engine/bench_quality.h"
+
+#include "engine/engine_inner.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A chunk's logits of the reference are kept while the others run over it. */
+enum { CHUNK = 64, SPOIL_EXPONENT = 3 };
+
+static const enum layout_tier tiers[BENCH_QUALITY_TIERS] = {LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3,
+                                                            LAYOUT_K6V2};
+
+struct side { /* a session at one tier */
+    struct session *session;
+    struct bench_quality_row *row;
+    double kl_sum, log_prob_sum;
+    uint64_t same;
+    float *kl; /* [positions], for the quantile */
+};
+
+struct run {
+    struct engine *engine;
+    const struct bench_quality_options *options;
+    struct engine_event *events;
+    struct session *reference;
+    struct side sides[BENCH_QUALITY_ROWS];
+    uint32_t side_count;
+    float *logits;     /* [CHUNK][vocab] of the reference */
+    double *log_total; /* [CHUNK] */
+    uint32_t *largest; /* [CHUNK] */
+    uint64_t chunk_first;
+    struct side *side; /* that is running, or NULL: the reference */
+    double log_prob_sum;
+    uint64_t positions;
+};
+
+static uint32_t argmax(const float *logits, uint32_t count) {
+    uint32_t best = 0;
+
+    for (uint32_t i = 1; i < count; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
+
+static double log_total(const float *logits, uint32_t count, float most) {
+    double sum = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        sum += (double)expf(logits[i] - most);
+    return (double)most + log(sum);
+}
+
+static int counted(const struct run *run, uint64_t position) {
+    return position >= run->options->first_position && position + 1 < run->options->id_count;
+}
+
+static void take_reference(struct run *run, uint64_t position, const float *logits) {
+    uint32_t vocab = run->engine->model.vocab_count;
+    uint64_t at = position - run->chunk_first;
+
+    memcpy(run->logits + at * vocab, logits, vocab * sizeof *logits);
+    run->largest[at] = argmax(logits, vocab);
+    run->log_total[at] = log_total(logits, vocab, logits[run->largest[at]]);
+    if (!counted(run, position))
+        return;
+    run->log_prob_sum += (double)logits[run->options->ids[position + 1]] - run->log_total[at];
+    run->positions++;
+}
+
+static void take_side(struct run *run, uint64_t position, const float *logits) {
+    uint32_t vocab = run->engine->model.vocab_count;
+    uint64_t at = position - run->chunk_first;
+    const float *reference = run->logits + at * vocab;
+    struct side *side = run->side;
+    uint32_t largest = argmax(logits, vocab);
+    double total = log_total(logits, vocab, logits[largest]);
+    double reference_total = run->log_total[at], kl = 0;
+
+    if (!counted(run, position))
+        return;
+    for (uint32_t i = 0; i < vocab; i++) {
+        double p = (double)expf((float)((double)reference[i] - reference_total));
+        kl += p * ((double)reference[i] - reference_total - (double)logits[i] + total);
+    }
+    side->kl[position - run->options->first_position] = (float)kl;
+    side->kl_sum += kl;
+    side->same += largest == run->largest[at];
+    side->log_prob_sum += (double)logits[run->options->ids[position + 1]] - total;
+}
+
+static void take_row(void *context, uint64_t position, const float *logits) {
+    struct run *run = context;
+
+    if (run->side)
+        take_side(run, position, logits);
+    else
+        take_reference(run, position, logits);
+}
+
+static enum kv_err feed(struct run *run, struct session *session, uint32_t count,
+                        struct kv_diag *diag) {
+    uint32_t events = 1;
+    enum kv_err err =
+        session_feed(session, run->options->ids + run->chunk_first, count, IMAGE_RAW, diag);
+
+    while (err == KV_OK && events) {
+        err = engine_step(run->engine, run->events, &events, diag);
+        for (uint32_t i = 0; err == KV_OK && i < events; i++)
+            if (run->events[i].kind == ENGINE_FAILED)
+                err = run->events[i].err;
+    }
+    return err;
+}
+
+/* Wrong K scales of one page: the fp16 exponent raised, in every layer and head. */
+static void spoil(struct session *session) {
+    struct slots *slots = &session->engine->slots;
+    uint8_t *frame = slots_frame(slots, session->blocks[0]->map.meta_frame);
+    const struct layout_geometry *g = &slots->pool.geometry;
+
+    for (uint32_t layer = 0; layer < g->layers; layer++)
+        for (uint32_t head = 0; head < g->kv_heads; head++) {
+            struct layout_at at = {layer, head, 1};
+            uint8_t *tile = frame + layout_tile(g, LAYOUT_META, at).off;
+            for (uint32_t token = 0; token < LAYOUT_PAGE_TOKENS; token++)
+                tile[2 * token + 1] += SPOIL_EXPONENT << 2;
+        }
+}
+
+static enum kv_err open_session(struct run *run, const char *name, struct image_policy policy,
+                                struct session **session_out, struct kv_diag *diag) {
+    struct session_settings settings = {
+        .name = name, .policy = policy, .sampler = {.top_p = 1, .top_k = 1}};
+    enum kv_err err = session_create(run->engine, &settings, session_out, diag);
+
+    if (err == KV_OK)
+        session_observe(*session_out, take_row, run);
+    return err;
+}
+
+static double bytes_per_token(const struct engine *engine, enum layout_tier tier) {
+    const struct layout_geometry *g = &engine->model.geometry;
+    uint64_t bytes = layout_tier_slots(tier) * layout_slot_raw_bytes(g);
+
+    if (tier != LAYOUT_TIER_BF16)
+        bytes += layout_meta_frame_bytes(g);
+    return (double)bytes / LAYOUT_BLOCK_TOKENS;
+}
+
+static enum kv_err open_all(struct run *run, struct bench_quality_result *result,
+                            struct kv_diag *diag) {
+    const struct kv_alloc *alloc = run->engine->settings.alloc;
+    uint32_t vocab = run->engine->model.vocab_count;
+    enum kv_err err;
+
+    result->row_count = BENCH_QUALITY_TIERS + (run->options->spoil != 0);
+    run->events =
+        kv_alloc_zeroed(alloc, 2 * run->engine->settings.sessions_max + 1, sizeof *run->events);
+    run->logits = kv_alloc_zeroed(alloc, (size_t)CHUNK * vocab, sizeof *run->logits);
+    run->log_total = kv_alloc_zeroed(alloc, CHUNK, sizeof *run->log_total);
+    run->largest = kv_alloc_zeroed(alloc, CHUNK, sizeof *run->largest);
+    if (!run->events || !run->logits || !run->log_total || !run->largest)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the quality bench");
+    KV_TRY(open_session(run, "bench quality bf16", (struct image_policy){IMAGE_RECIPE_BF16, 0, {0}},
+                        &run->reference, diag));
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        struct side *side = &run->sides[i];
+        uint32_t step = i < BENCH_QUALITY_TIERS ? i : 0;
+        char name[64];
+        snprintf(name, sizeof name, "bench quality %u", i);
+        side->row = &result->rows[i];
+        *side->row = (struct bench_quality_row){.tier = tiers[step],
+                                                .spoilt = i == BENCH_QUALITY_TIERS,
+                                                .bytes_per_token =
+                                                    bytes_per_token(run->engine, tiers[step])};
+        side->kl = kv_alloc_zeroed(alloc, run->options->id_count, sizeof *side->kl);
+        if (!side->kl)
+            return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the quality bench");
+        KV_TRY(open_session(run, name, (struct image_policy){IMAGE_RECIPE_V3, step, {0, 0, 0}},
+                            &side->session, diag));
+        run->side_count++;
+    }
+done:
+    return err;
+}
+
+static enum kv_err run_chunks(struct run *run, struct kv_diag *diag) {
+    const struct bench_quality_options *options = run->options;
+    enum kv_err err = KV_OK;
+
+    for (run->chunk_first = 0; run->chunk_first < options->id_count && err == KV_OK;
+         run->chunk_first += CHUNK) {
+        uint64_t left = options->id_count - run->chunk_first;
+        uint32_t count = left < CHUNK ? (uint32_t)left : CHUNK;
+        run->side = NULL;
+        err = feed(run, run->reference, count, diag);
+        for (uint32_t i = 0; i < run->side_count && err == KV_OK; i++) {
+            uint32_t blocks = run->sides[i].session->block_count;
+            run->side = &run->sides[i];
+            err = feed(run, run->sides[i].session, count, diag);
+            if (run->sides[i].row->spoilt && blocks == 0 && run->sides[i].session->block_count)
+                spoil(run->sides[i].session);
+        }
+        if (options->progress)
+            options->progress(options->context, (uint32_t)run->chunk_first + count,
+                              options->id_count);
+    }
+    return err;
+}
+
+static int by_value(const void *a, const void *b) {
+    float one = *(const float *)a, two = *(const float *)b;
+
+    return (one > two) - (one < two);
+}
+
+static void sum_up(struct run *run, struct bench_quality_result *result) {
+    double n = (double)run->positions;
+
+    result->perplexity = exp(-run->log_prob_sum / n);
+    result->bf16_bytes_per_token = bytes_per_token(run->engine, LAYOUT_TIER_BF16);
+    for (uint32_t i = 0; i < run->side_count; i++) {
+        struct side *side = &run->sides[i];
+        side->row->positions = run->positions;
+        side->row->kl_mean = side->kl_sum / n;
+        side->row->same_top = (double)side->same / n;
+        side->row->perplexity_ratio = exp((run->log_prob_sum - side->log_prob_sum) / n);
+        qsort(side->kl, run->positions, sizeof *side->kl, by_value);
+        side->row->kl_999 = (double)side->kl[run->positions - 1 - run->positions / 1000];
+    }
+}
+
+uint64_t bench_quality_slots(uint32_t id_count, int spoil_too) {
+    uint64_t blocks = layout_sealed_blocks(id_count);
+    /* Nothing is durable, so every block keeps its top tier's slots. */
+    uint64_t coded = blocks * layout_tier_slots(LAYOUT_K8V4) + WINDOW_SLOTS;
+
+    return blocks * LAYOUT_BLOCK_SLOTS + WINDOW_SLOTS +
+           coded * (BENCH_QUALITY_TIERS + (spoil_too != 0));
+}
+
+enum kv_err bench_quality(struct engine *engine, const struct bench_quality_options *options,
+                          struct bench_quality_result *result_out, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
+    struct run run = {.engine = engine, .options = options};
+    struct bench_quality_result result = {.row_count = 0};
+    uint64_t needed = bench_quality_slots(options->id_count, options->spoil);
+    enum kv_err err;
+
+    if (options->id_count < options->first_position + 2 ||
+        options->id_count > engine->model.context_tokens)
+        return kv_diag_set(diag, KV_ERR_INVALID, "%u tokens: use %u to %u", options->id_count,
+                           options->first_position + 2, engine->model.context_tokens);
+    if (slots_available(&engine->slots, 0) < needed)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "%llu slots are needed and %u are free: use a larger slot budget",
+                           (unsigned long long)needed, slots_available(&engine->slots, 0));
+    KV_TRY(open_all(&run, &result, diag));
+    KV_TRY(run_chunks(&run, diag));
+    sum_up(&run, &result);
+    *result_out = result;
+done:
+    for (uint32_t i = 0; i < BENCH_QUALITY_ROWS; i++) {
+        if (run.sides[i].session)
+            session_drop(run.sides[i].session);
+        kv_alloc_release(alloc, run.sides[i].kl);
+    }
+    if (run.reference)
+        session_drop(run.reference);
+    kv_alloc_release(alloc, run.events);
+    kv_alloc_release(alloc, run.logits);
+    kv_alloc_release(alloc, run.log_total);
+    kv_alloc_release(alloc, run.largest);
+    return err;
+}
