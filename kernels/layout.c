@@ -140,17 +140,16 @@ uint32_t layout_tile_bytes(const struct layout_geometry *geometry, enum layout_s
 
 struct layout_place layout_tile(const struct layout_geometry *geometry, enum layout_stream stream,
                                 struct layout_at at) {
-    uint64_t tile =
-        ((uint64_t)at.layer * geometry->kv_heads + at.head) * LAYOUT_BLOCK_PAGES + at.page;
+    uint32_t tile = (at.layer * geometry->kv_heads + at.head) * LAYOUT_BLOCK_PAGES + at.page;
     uint64_t tile_bytes = layout_tile_bytes(geometry, stream);
     struct layout_place place = {0, tile * tile_bytes};
 
     assert(at.layer < geometry->layers && at.head < geometry->kv_heads);
     assert(at.page < LAYOUT_BLOCK_PAGES);
     if (stream != LAYOUT_META) {
-        uint64_t per_slot =
-            layers_heads(geometry) * LAYOUT_BLOCK_PAGES / layout_stream_slots(stream);
-        place.slot = (uint32_t)(tile / per_slot);
+        uint32_t per_slot = geometry->layers * geometry->kv_heads * LAYOUT_BLOCK_PAGES /
+                            layout_stream_slots(stream);
+        place.slot = tile / per_slot;
         place.off = tile % per_slot * tile_bytes;
     }
     return place;

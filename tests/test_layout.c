@@ -43,8 +43,8 @@ struct golden {
 };
 
 /* From the table by hand; t = 45: g 5, mt 2, hf 1; d = 55: ks 1, i 1, e 3, L 21; Lv 30, dt 3, hi 0,
- * b 3, kv 1, mh 0, w 7. t = 3, d = 122 at D = 128: g 0, mt 1, hf 1, ks 3, i 1, e 2, L 2; Lv 8, dt 7,
- * hi 1, b 1, kv 0, mh 1, w 14. */
+ * b 3, kv 1, mh 0, w 7. t = 3, d = 122 at D = 128: g 0, mt 1, hf 1, ks 3, i 1, e 2, L 2; Lv 8,
+ * dt 7, hi 1, b 1, kv 0, mh 1, w 14. */
 static const struct golden goldens[] = {
     {LAYOUT_KH, 64, 45, 55, (2 * 32 + 21) * 16 + 8 + 4 + 3, 0},
     {LAYOUT_KM, 64, 45, 55, (2 * 32 + 21) * 8 + 4 + 2, 4},

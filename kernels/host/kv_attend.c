@@ -126,44 +126,70 @@ static int block_hidden(const struct kvops_seq *seq, uint32_t block) {
     return seq->hidden_blocks && (seq->hidden_blocks[block / 64] >> block % 64 & 1);
 }
 
-/* walk->page = page `page` of block `index`. */
-static void block_page(struct walk *walk, uint32_t index, uint32_t page) {
-    const struct kvops_block *block = &walk->seq->blocks[index];
+static struct leaf_planes planes_of(const struct walk *walk, uint32_t block, uint32_t page) {
     struct layout_at at = {walk->args->layer, walk->head, page};
 
-    if (block->tier == LAYOUT_TIER_BF16) {
-        struct leaf_queries queries = queries_plain(walk);
-        struct leaf_runs runs = leaf_runs_at(
-            &walk->args->pool, block->slot + page * LAYOUT_PAGE_SLOTS, at, LAYOUT_PAGE_TOKENS);
-        walk->leaf->widen_runs(&runs, walk->tile);
-        walk->leaf->attend(walk->tile, &queries, walk->page);
-        return;
-    }
+    return leaf_planes_at(&walk->args->pool, &walk->seq->blocks[block], at);
+}
+
+static void bf16_page(struct walk *walk, uint32_t index, uint32_t page) {
+    const struct kvops_block *block = &walk->seq->blocks[index];
+    struct layout_at at = {walk->args->layer, walk->head, page};
+    struct leaf_queries queries = queries_plain(walk);
+    struct leaf_runs runs = leaf_runs_at(&walk->args->pool, block->slot + page * LAYOUT_PAGE_SLOTS,
+                                         at, LAYOUT_PAGE_TOKENS);
+
+    walk->leaf->widen_runs(&runs, walk->tile);
+    walk->leaf->attend(walk->tile, &queries, walk->page);
+}
+
+/* Pages[0] by way of the scratch; pages[1] comes next. */
+static void sealed_page(struct walk *walk, const struct leaf_planes pages[2]) {
     struct leaf_queries queries = queries_rotated(walk);
-    struct leaf_planes planes = leaf_planes_at(&walk->args->pool, block, at);
+
     if (walk->direct) {
-        walk->leaf->attend_planes(&planes, &queries, walk->tile, walk->page);
+        walk->leaf->attend_planes(pages, &queries, walk->tile, walk->page);
     } else {
-        walk->leaf->widen_planes(&planes, walk->tile);
+        walk->leaf->widen_planes(&pages[0], walk->tile);
         walk->leaf->attend(walk->tile, &queries, walk->page);
+    }
+}
+
+/* walk->block = block `index`; `next` is the block that comes next, or this one again. */
+static void block_sum(struct walk *walk, uint32_t index, uint32_t next) {
+    int sealed = walk->seq->blocks[index].tier != LAYOUT_TIER_BF16;
+    struct leaf_planes pages[2];
+
+    clear(walk, walk->block);
+    if (sealed)
+        pages[1] = planes_of(walk, index, 0);
+    for (uint32_t page = 0; page < LAYOUT_BLOCK_PAGES; page++) {
+        if (sealed) {
+            int last = page == LAYOUT_BLOCK_PAGES - 1;
+            pages[0] = pages[1];
+            pages[1] = planes_of(walk, last ? next : index, last ? 0 : page + 1);
+            sealed_page(walk, pages);
+        } else {
+            bf16_page(walk, index, page);
+        }
+        fold(walk, walk->block, walk->page);
     }
 }
 
 /* walk->run = blocks 4 * run .. of the sequence, hidden ones left out. */
 static void run_sum(struct walk *walk, uint32_t run) {
-    uint32_t end = (run + 1) * RUN_BLOCKS;
+    uint32_t end = (run + 1) * RUN_BLOCKS, next;
 
     if (end > walk->seq->block_count)
         end = walk->seq->block_count;
     clear(walk, walk->run);
-    for (uint32_t block = run * RUN_BLOCKS; block < end; block++) {
+    for (uint32_t block = run * RUN_BLOCKS; block < end; block = next) {
+        next = block + 1;
+        while (next < end && block_hidden(walk->seq, next))
+            next++;
         if (block_hidden(walk->seq, block))
             continue;
-        clear(walk, walk->block);
-        for (uint32_t page = 0; page < LAYOUT_BLOCK_PAGES; page++) {
-            block_page(walk, block, page);
-            fold(walk, walk->block, walk->page);
-        }
+        block_sum(walk, block, next < end ? next : block);
         fold(walk, walk->run, walk->block);
     }
 }

@@ -120,9 +120,9 @@ static void attend(const struct leaf_tile *tile, const struct leaf_queries *quer
         attend_row(tile, queries, row, out);
 }
 
-static void attend_planes(const struct leaf_planes *page, const struct leaf_queries *queries,
+static void attend_planes(const struct leaf_planes pages[2], const struct leaf_queries *queries,
                           struct leaf_tile *work, struct leaf_state out) {
-    widen_planes(page, work);
+    widen_planes(&pages[0], work);
     attend(work, queries, out);
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/host/vector_avx2.h"
 
 #define INLINE VECTOR_AVX2_INLINE
+#define UNROLL VECTOR_AVX2_UNROLL
 
 enum { ROWS = 6, FEW_ROWS = 4, PANEL = 8 };
 
@@ -61,17 +62,17 @@ static void widen_planes(const struct leaf_planes *page, struct leaf_tile *tile)
 static void transpose_bf16(const uint16_t *from, uint32_t dim, uint32_t count, float *to) {
     __m128i r[8], a[8], b[8];
 
-    for (uint32_t t = 0; t < 8; t++)
-        r[t] = t < count ? _mm_loadu_si128((const __m128i *)(from + t * dim)) : _mm_setzero_si128();
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (uint32_t t = 0; t < 8; t++) r[t] =
+        t < count ? _mm_loadu_si128((const __m128i *)(from + t * dim)) : _mm_setzero_si128();
+    UNROLL for (int i = 0; i < 4; i++) {
         a[i] = _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
         a[i + 4] = _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
     }
-    for (int i = 0; i < 8; i += 2) {
+    UNROLL for (int i = 0; i < 8; i += 2) {
         b[i] = _mm_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm_unpackhi_epi32(a[i], a[i + 1]);
     }
-    for (int i = 0; i < 8; i++) {
+    UNROLL for (int i = 0; i < 8; i++) {
         int at = i / 4 * 4 + i / 2 % 2;
         __m128i eight =
             i % 2 ? _mm_unpackhi_epi64(b[at], b[at + 2]) : _mm_unpacklo_epi64(b[at], b[at + 2]);
@@ -80,22 +81,33 @@ static void transpose_bf16(const uint16_t *from, uint32_t dim, uint32_t count, f
     }
 }
 
+/* Row t of a run, and the lines of 8 rows from `t` on, which lie in one run. */
+INLINE const uint16_t *run_row(const uint16_t *const runs[LEAF_RUNS], uint32_t dim, uint32_t t) {
+    return runs[t / LAYOUT_RUN_TOKENS] + t % LAYOUT_RUN_TOKENS * dim;
+}
+
+INLINE void prefetch_rows(const uint16_t *rows, uint32_t dim) {
+    for (uint32_t at = 0; at < 8 * dim; at += 32)
+        _mm_prefetch((const char *)(rows + at), _MM_HINT_T0);
+}
+
 static void widen_runs(const struct leaf_runs *page, struct leaf_tile *tile) {
     uint32_t dim = page->dim;
 
     for (uint32_t t = 0; t < LAYOUT_PAGE_TOKENS; t += 8) {
         uint32_t count = page->tokens > t ? page->tokens - t : 0;
-        const uint16_t *from =
-            count ? page->k[t / LAYOUT_RUN_TOKENS] + t % LAYOUT_RUN_TOKENS * dim : NULL;
         if (!count) {
             memset(tile->k + t * dim, 0, PANEL * dim * sizeof *tile->k);
             continue;
         }
+        if (count > 8)
+            prefetch_rows(run_row(page->k, dim, t + 8), dim);
+        prefetch_rows(run_row(page->v, dim, t), dim);
         for (uint32_t d = 0; d < dim; d += PANEL)
-            transpose_bf16(from + d, dim, count, tile->k + t * dim + d * PANEL);
+            transpose_bf16(run_row(page->k, dim, t) + d, dim, count, tile->k + t * dim + d * PANEL);
     }
     for (uint32_t t = 0; t < page->tokens; t++) {
-        const uint16_t *from = page->v[t / LAYOUT_RUN_TOKENS] + t % LAYOUT_RUN_TOKENS * dim;
+        const uint16_t *from = run_row(page->v, dim, t);
         for (uint32_t d = 0; d < dim; d += PANEL)
             _mm256_store_ps(tile->v + (d / PANEL * LAYOUT_PAGE_TOKENS + t) * PANEL,
                             vector_avx2_from_bf16(from + d));
@@ -134,36 +146,34 @@ INLINE __m256 panel_at(const struct product *p, int bytes, size_t panel, uint32_
 }
 
 INLINE void multiply(const struct product *p, int bytes, int rows, int panels, size_t first) {
+    const float *a_rows = p->a;
+    const size_t a_stride = p->a_stride;
     __m256 acc[ROWS][8];
 
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < panels; j++)
-            acc[r][j] = _mm256_set1_ps(p->start[r]);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < panels; j++) acc[r][j] =
+        _mm256_set1_ps(p->start[r]);
     for (uint32_t k = 0; k < p->steps; k++) {
-        if (rows > 3) {
-            __m256 b[2];
-            for (int j = 0; j < panels; j++)
-                b[j] = panel_at(p, bytes, first + (size_t)j, k);
-            for (int r = 0; r < rows; r++) {
-                __m256 a = _mm256_broadcast_ss(p->a + (size_t)r * p->a_stride + k);
-                for (int j = 0; j < panels; j++)
-                    acc[r][j] = _mm256_fmadd_ps(a, b[j], acc[r][j]);
-            }
-        } else {
-            __m256 a[3];
-            for (int r = 0; r < rows; r++)
-                a[r] = _mm256_broadcast_ss(p->a + (size_t)r * p->a_stride + k);
-            for (int j = 0; j < panels; j++) {
+        __m256 a[3];
+        if (rows <= 3) {
+            UNROLL for (int r = 0; r < rows; r++) a[r] =
+                _mm256_broadcast_ss(a_rows + (size_t)r * a_stride + k);
+            UNROLL for (int j = 0; j < panels; j++) {
                 __m256 b = panel_at(p, bytes, first + (size_t)j, k);
-                for (int r = 0; r < rows; r++)
-                    acc[r][j] = _mm256_fmadd_ps(a[r], b, acc[r][j]);
+                UNROLL for (int r = 0; r < rows; r++) acc[r][j] =
+                    _mm256_fmadd_ps(a[r], b, acc[r][j]);
             }
+            continue;
+        }
+        __m256 b0 = panel_at(p, bytes, first, k), b1 = panel_at(p, bytes, first + 1, k);
+        UNROLL for (int r = 0; r < rows; r++) {
+            a[0] = _mm256_broadcast_ss(a_rows + (size_t)r * a_stride + k);
+            acc[r][0] = _mm256_fmadd_ps(a[0], b0, acc[r][0]);
+            acc[r][1] = _mm256_fmadd_ps(a[0], b1, acc[r][1]);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < panels; j++)
-            _mm256_store_ps(p->out + (size_t)r * p->out_stride + (first + (size_t)j) * PANEL,
-                            _mm256_add_ps(acc[r][j], _mm256_setzero_ps()));
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < panels; j++)
+        _mm256_store_ps(p->out + (size_t)r * p->out_stride + (first + (size_t)j) * PANEL,
+                        _mm256_add_ps(acc[r][j], _mm256_setzero_ps()));
 }
 
 /* Few rows take more panels at a time, so that enough sums run side by side. */
@@ -228,7 +238,7 @@ INLINE struct softmax softmax_row(const struct leaf_tile *tile, uint32_t seen, f
     struct softmax row = {-INFINITY, 0.0f, 0.0f};
     __m256 v[8], max = lowest, odd = _mm256_setzero_ps();
 
-    for (uint32_t i = 0; i < 8; i++) {
+    UNROLL for (uint32_t i = 0; i < 8; i++) {
         __m256 below = lanes_below(seen, 8 * i);
         v[i] = _mm256_mul_ps(_mm256_load_ps(x + 8 * i), _mm256_load_ps(tile->k_scale + 8 * i));
         v[i] = _mm256_blendv_ps(lowest, v[i], below);
@@ -236,13 +246,13 @@ INLINE struct softmax softmax_row(const struct leaf_tile *tile, uint32_t seen, f
         max = _mm256_max_ps(max, v[i]);
     }
     row.max = _mm256_movemask_ps(odd) ? NAN : vector_avx2_max(max);
-    for (uint32_t i = 0; i < 8; i++) {
+    UNROLL for (uint32_t i = 0; i < 8; i++) {
         __m256 p = vector_avx2_exp(_mm256_sub_ps(v[i], _mm256_set1_ps(row.max)));
         v[i] = _mm256_and_ps(p, lanes_below(seen, 8 * i));
     }
     __m256 sum = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(v[0], v[1]), _mm256_add_ps(v[2], v[3])),
                                _mm256_add_ps(_mm256_add_ps(v[4], v[5]), _mm256_add_ps(v[6], v[7])));
-    for (uint32_t i = 0; i < 8; i++) {
+    UNROLL for (uint32_t i = 0; i < 8; i++) {
         v[i] = _mm256_mul_ps(v[i], _mm256_load_ps(tile->v_scale + 8 * i));
         _mm256_store_ps(x + 8 * i, v[i]);
     }
@@ -314,14 +324,29 @@ static void attend(const struct leaf_tile *tile, const struct leaf_queries *quer
     }
 }
 
+/* Tiles lie anywhere in the pool, too short for the hardware to see them coming. */
+INLINE void prefetch_planes(const struct leaf_planes *page, enum layout_stream first,
+                            enum layout_stream last) {
+    for (uint32_t stream = first; stream <= last; stream++) {
+        uint32_t bytes = page->dim * layout_plane_width(stream) * (LAYOUT_PAGE_TOKENS / 8);
+        for (uint32_t at = 0; page->plane[stream] && at < bytes; at += 64)
+            _mm_prefetch((const char *)page->plane[stream] + at, _MM_HINT_T0);
+    }
+}
+
 /* The codes stay 8 bits wide, in the scratch that a widened page would take. */
-static void attend_planes(const struct leaf_planes *page, const struct leaf_queries *queries,
+static void attend_planes(const struct leaf_planes pages[2], const struct leaf_queries *queries,
                           struct leaf_tile *work, struct leaf_state out) {
     struct page_use use = {work, work->k, work->v, multiply_bytes};
 
-    unpack_avx2_k(page, (int8_t *)work->k);
-    unpack_avx2_v(page, (int8_t *)work->v);
-    widen_scales(page, work);
+    prefetch_planes(&pages[1], LAYOUT_KH, LAYOUT_KH);
+    unpack_avx2_k(&pages[0], (int8_t *)work->k);
+    prefetch_planes(&pages[1], LAYOUT_KM, LAYOUT_KL);
+    unpack_avx2_v(&pages[0], (int8_t *)work->v);
+    prefetch_planes(&pages[1], LAYOUT_VB, LAYOUT_VX);
+    for (uint32_t at = 0; at < LAYOUT_META_TILE_BYTES; at += 64)
+        _mm_prefetch((const char *)pages[1].meta + at, _MM_HINT_T0);
+    widen_scales(&pages[0], work);
     for (uint32_t first = 0; first < queries->rows; first += FEW_ROWS) {
         uint32_t left = queries->rows - first;
         attend_rows(&use, queries, first, left < FEW_ROWS ? left : FEW_ROWS, out);
@@ -363,11 +388,9 @@ static void fold(struct leaf_state into, struct leaf_state from, uint32_t rows, 
 INLINE void rotate_rows(float *values, uint32_t rows, int count) {
     for (uint32_t row = 0; row < rows; row++, values += count * PANEL) {
         __m256 x[LEAF_DIM_MAX / PANEL];
-        for (int i = 0; i < count; i++)
-            x[i] = _mm256_load_ps(values + i * PANEL);
+        UNROLL for (int i = 0; i < count; i++) x[i] = _mm256_load_ps(values + i * PANEL);
         vector_avx2_rotate(x, count);
-        for (int i = 0; i < count; i++)
-            _mm256_store_ps(values + i * PANEL, x[i]);
+        UNROLL for (int i = 0; i < count; i++) _mm256_store_ps(values + i * PANEL, x[i]);
     }
 }
 

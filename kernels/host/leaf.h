@@ -83,8 +83,9 @@ struct leaf_table {
     /* out = the state of one page alone. */
     void (*attend)(const struct leaf_tile *tile, const struct leaf_queries *queries,
                    struct leaf_state out);
-    /* The same bits as widen_planes and attend, for few rows; `work` is scratch. */
-    void (*attend_planes)(const struct leaf_planes *page, const struct leaf_queries *queries,
+    /* The same bits as widen_planes and attend, for few rows; `work` is scratch. pages[1] is
+     * the page that comes next (or the same again): its bytes may be fetched early. */
+    void (*attend_planes)(const struct leaf_planes pages[2], const struct leaf_queries *queries,
                           struct leaf_tile *work, struct leaf_state out);
     /* into = into then from, row by row. */
     void (*fold)(struct leaf_state into, struct leaf_state from, uint32_t rows, uint32_t dim);
