@@ -233,6 +233,9 @@ struct save {
 
 static enum kv_err check_line(const struct save *save) {
     const struct image *image = &save->ticket->frozen.image;
+#ifdef BREAK_LOST_BLOCK
+    return KV_OK;
+#endif
     if (save->line->block_count == image->block_count)
         return KV_OK;
     if (save->line->trouble.text[0] != 0)
@@ -248,6 +251,9 @@ static enum kv_err check_head(struct save *save) {
     enum kv_err err = snap_gc_name(save->snapshot->store, save->line->name, &head, save->diag);
     if (err != KV_OK && err != KV_ERR_NOT_FOUND)
         return err;
+#ifdef BREAK_HEAD
+    return KV_OK;
+#endif
     if (head.snapshot == before->snapshot)
         return KV_OK;
     if (before->snapshot == 0)

@@ -83,6 +83,9 @@ enum kv_err snap_gc_trim(const struct snap_gc *gc, const char *name, uint64_t li
             keep = record.block_count;
         snapshot = record.parent;
     }
+#ifdef BREAK_TRIM
+    return KV_OK;
+#endif
     return snap_gc_blocks_from(gc, lineage, keep, diag);
 }
 
@@ -102,7 +105,9 @@ enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int chang
     }
     if (change < 0 && record.references <= 1)
         return store_batch_delete(gc->batch, key.bytes, key.size, diag);
+#ifndef BREAK_PAGE_USES
     record.references = change < 0 ? record.references - 1 : record.references + 1;
+#endif
     uint8_t value[RECORD_OUT_BYTES];
     uint32_t size = record_put_page(&record, value);
     return store_batch_update(gc->batch, key.bytes, key.size, value, size, diag);

@@ -204,7 +204,8 @@ static void foreign_records_are_refused(void **state) {
     close_fixture(&f);
 }
 
-/* A block record of another session in the place of this one's: right shape, wrong memory. */
+/* A block record of another session in the place of this one's: right shape, wrong memory.
+ * BREAK_CHAIN takes it. */
 static void another_sessions_block_breaks_the_chain(void **state) {
     (void)state;
     struct fixture f;
@@ -221,7 +222,8 @@ static void another_sessions_block_breaks_the_chain(void **state) {
     close_fixture(&f);
 }
 
-/* --- CASE-08: damage in the last plane touches nobody */
+/* --- CASE-08: damage in the last plane touches nobody. BREAK_PLANE_DIGEST does not look,
+ * BREAK_SHADOW keeps the slots of a wake that failed. */
 
 static void a_flipped_byte_harms_nobody(void **state) {
     (void)state;

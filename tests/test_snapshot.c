@@ -124,6 +124,7 @@ static void a_save_costs_new_tokens_only(void **state) {
 
 /* --- failures */
 
+/* BREAK_LOST_BLOCK saves although a block is not durable. */
 static void a_failed_write_fails_the_save_and_a_retry_works(void **state) {
     (void)state;
     struct fixture f;
@@ -146,6 +147,12 @@ static void a_failed_write_fails_the_save_and_a_retry_works(void **state) {
     assert_int_equal(info.blocks_durable, 0);
     assert_int_equal(info.state, SESSION_IDLE);
     assert_int_equal(transfer_durable(session)->snapshot, 0);
+    /* Now only the blocks fail, behind which the save alone would succeed. */
+    const struct faulty_io_plan once = {
+        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_WRITE, .at = 1, .error = EIO};
+    faulty_io_arm(f.faulty, &once);
+    assert_int_equal(try_save(&f, session, &receipt, &diag), KV_ERR_IO);
+    assert_non_null(strstr(receipt.reason, "block 0"));
     faulty_io_release(f.faulty);
     assert_int_equal(try_save(&f, session, &receipt, &diag), KV_OK);
     session_info(session, &info);
@@ -159,7 +166,7 @@ static void a_failed_write_fails_the_save_and_a_retry_works(void **state) {
     close_fixture(&f);
 }
 
-/* CASE-19: a sync that fails. The store takes nothing more; what was saved before is still there. */
+/* CASE-19: a sync that fails. The store takes nothing more; what was saved before is there. */
 static void a_failed_sync_keeps_the_snapshot_before(void **state) {
     (void)state;
     struct fixture f;
@@ -370,7 +377,8 @@ static void removal_leaves_nothing(void **state) {
     close_fixture(&f);
 }
 
-/* Pages that an explicit snapshot shares with later ones live until nothing uses them. */
+/* Pages that an explicit snapshot shares with later ones live until nothing uses them.
+ * BREAK_PAGE_USES does not count. */
 static void pages_are_counted(void **state) {
     (void)state;
     struct fixture f;
@@ -388,10 +396,16 @@ static void pages_are_counted(void **state) {
     assert_int_equal(count_records(&f.life, "s", NULL), 2);
     life_save(&f.life, session, 0);
     assert_int_equal(count_records(&f.life, "p", NULL), 5);
+    /* The window moves on; what the explicit snapshot shows is still all there. */
+    life_say(session, 4, 256 * 2, 0, NULL);
+    life_save(&f.life, session, 0);
+    struct record_snapshot head = life_head(&f.life, "chat", NULL);
+    assert_int_equal(count_records(&f.life, "p", NULL), 4 + head.page_count);
     close_fixture(&f);
 }
 
-/* Invariant 8: blocks written through in a life that was not saved are gone after the next. */
+/* Invariant 8: blocks written through in a life that was not saved are gone after the next.
+ * BREAK_TRIM leaves them. */
 static void blocks_of_an_unsaved_life_are_trimmed(void **state) {
     (void)state;
     struct fixture f;
@@ -439,6 +453,7 @@ static void what_was_never_saved_goes_at_the_next_open(void **state) {
     close_fixture(&f);
 }
 
+/* Invariant 7. BREAK_HEAD moves whatever head is stored. */
 static void a_name_is_not_taken_over(void **state) {
     (void)state;
     struct fixture f;
@@ -479,11 +494,11 @@ static void nothing_and_half_read_prompts_are_not_saved(void **state) {
     close_fixture(&f);
 }
 
-/* CASE-31, CASE-32: names come back byte for byte; the rest is refused before any file is opened. */
+/* CASE-31, CASE-32: names come back byte for byte; the rest is refused before any open. */
 static int collect(void *context, const struct snapshot_entry *entry) {
     char *all = context;
-    strcat(all, entry->head.name); /* NOLINT: the buffer is sized for all of them */
-    strcat(all, "\n");
+    size_t used = strlen(all);
+    snprintf(all + used, 1024 - used, "%s\n", entry->head.name);
     return 1;
 }
 
