@@ -1,17 +1,21 @@
 /* tests/bench_engine.c - prefill, decode and the quality of tiers on the default model.
  *
- * Responsible for: printing what bench_model and bench_quality measure, beside plain C.
+ * Responsible for: printing what bench_model and bench_quality measure.
  * Not responsible for: the product's own bench command (tools/).
  *
- * Usage: bench_engine [threads] [deepest]. Ids are a fixed mix, not text: speed does not depend on
- * them.
+ * Usage: bench_engine [threads] [deepest], or bench_engine quality [threads] [tokens]. For speed
+ * the ids are a fixed mix, not text: speed does not depend on them.
  */
 #include "engine/bench_model.h"
+#include "engine/bench_quality.h"
+#include "engine/model/tokenizer.h"
 #include "tests/support_engine.h"
+#include "tests/support_licences.h"
 #include "tests/testing.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void print_phase(const char *name, uint32_t depth, const struct bench_model_phase *phase,
                         const struct bench_model_result *result) {
@@ -60,12 +64,71 @@ static void bench(enum engine_simd simd, uint32_t threads, uint32_t deepest) {
     engine_close(engine);
 }
 
-int main(int argc, char **argv) {
-    uint32_t threads = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 2;
-    uint32_t deepest = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 7680;
+/* The licence texts as ids; returns how many of `count` there are. */
+static uint32_t read_text(struct engine *engine, uint32_t *ids, uint32_t count) {
+    struct licences_document document = {0, 1, (uint64_t)count * 6, NULL, 0};
+    struct licences *licences = NULL;
+    struct kv_diag diag = {""};
+    char *text = NULL;
+    struct tokenizer_ids out = {NULL, 0, 0, 0};
 
+    if (licences_load(kv_alloc_system(), &licences, &diag) != KV_OK ||
+        licences_document(licences, &document, &text, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    out.capacity = strlen(text) + 1;
+    out.items = malloc(out.capacity * sizeof *out.items);
+    assert_int_equal(tokenizer_encode(engine_tokenizer(engine), text, strlen(text), 0, &out, &diag),
+                     KV_OK);
+    count = out.count < count ? (uint32_t)out.count : count;
+    memcpy(ids, out.items, count * sizeof *ids);
+    free(out.items);
+    kv_alloc_release(kv_alloc_system(), text);
+    licences_drop(licences);
+    return count;
+}
+
+static void tell(void *context, uint32_t done, uint32_t tokens) {
+    (void)context;
+    if (done % 1024 == 0)
+        fprintf(stderr, "%u of %u tokens\n", done, tokens);
+}
+
+static void quality(uint32_t threads, uint32_t tokens) {
+    struct support_engine_options options = support_engine_default();
+    struct bench_quality_options bench = {.first_position = 512, .spoil = 1, .progress = tell};
+    static uint32_t ids[8192];
+    struct bench_quality_result result;
+    struct kv_diag diag = {""};
+
+    options.threads = threads;
+    options.slots = (uint32_t)bench_quality_slots(tokens, 1) + 8;
+    struct engine *engine = support_engine_real(&options);
+    bench.ids = ids;
+    bench.id_count = read_text(engine, ids, tokens);
+    if (bench_quality(engine, &bench, &result, &diag) != KV_OK)
+        fail_msg("bench_quality: %s", diag.text);
+    printf("%u tokens of licence texts, bf16: perplexity %.4f, %.0f bytes per token\n",
+           bench.id_count, result.perplexity, result.bf16_bytes_per_token);
+    for (uint32_t i = 0; i < result.row_count; i++) {
+        const struct bench_quality_row *row = &result.rows[i];
+        printf("%-5s %-7s KL %.3e  99.9 %% %.3e  same top %.2f %%  perplexity ratio %.5f  %.0f "
+               "bytes per token\n",
+               layout_tier_name(row->tier), row->spoilt ? "spoilt" : "", row->kl_mean, row->kl_999,
+               100 * row->same_top, row->perplexity_ratio, row->bytes_per_token);
+    }
+    engine_close(engine);
+}
+
+static uint32_t number(int argc, char **argv, int index, uint32_t usual) {
+    return argc > index ? (uint32_t)strtoul(argv[index], NULL, 10) : usual;
+}
+
+int main(int argc, char **argv) {
     if (!testing_model_path())
         return 77;
-    bench(ENGINE_SIMD_AUTO, threads, deepest);
+    if (argc > 1 && strcmp(argv[1], "quality") == 0)
+        quality(number(argc, argv, 2, 2), number(argc, argv, 3, 8192));
+    else
+        bench(ENGINE_SIMD_AUTO, number(argc, argv, 1, 2), number(argc, argv, 2, 7680));
     return 0;
 }
