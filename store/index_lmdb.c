@@ -48,17 +48,15 @@ static enum kv_err translate(int rc, struct kv_diag *diag, const char *what) {
     case ENOMEM:
         err = KV_ERR_NOMEM;
         break;
-    case MDB_CORRUPTED:
-    case MDB_PAGE_NOTFOUND:
-    case MDB_PANIC:
-    case MDB_INVALID:
-    case MDB_VERSION_MISMATCH:
-    case MDB_BAD_TXN:
-    case MDB_INCOMPATIBLE:
-    case MDB_BAD_VALSIZE:
+    case EINVAL: /* LMDB's word for a file whose flags or sizes cannot be */
         err = KV_ERR_CORRUPT;
         break;
-    default:
+    case MDB_MAP_FULL:
+    case MDB_MAP_RESIZED:
+    case MDB_READERS_FULL:
+        break;
+    default: /* its other codes say that the file is not what it wrote */
+        err = rc < 0 ? KV_ERR_CORRUPT : KV_ERR_IO;
         break;
     }
     return kv_diag_set(diag, err, "index: cannot %s: %s", what, mdb_strerror(rc));
