@@ -1,7 +1,7 @@
-/* tools/cmd_bench.c - bench store, model, kv-quality.
+/* tools/cmd_bench.c - bench: which benchmark, the machine's name, bench store.
  *
- * Responsible for: running the measuring cores of store/ and engine/ and printing their figures.
- * Not responsible for: bench restore (cmd_bench_restore.c).
+ * Responsible for: choosing the benchmark, what all of them print, running store_bench.
+ * Not responsible for: the other benchmarks (cmd_bench_*.c).
  */
 #include "tools/cmd_bench.h"
 
@@ -60,6 +60,10 @@ void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t 
     }
 }
 
+uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual) {
+    return config_given(cmd->config, "tokens") ? cmd->config->bench_tokens : usual;
+}
+
 /* --- store */
 
 static void tell_store(struct cmd *cmd, const struct store_bench_result *result) {
@@ -115,6 +119,10 @@ enum kv_err cmd_bench(struct cmd *cmd, struct kv_diag *diag) {
         return bench_store(cmd, diag);
     if (strcmp(what, "restore") == 0)
         return cmd_bench_restore(cmd, diag);
+    if (strcmp(what, "model") == 0)
+        return cmd_bench_model(cmd, diag);
+    if (strcmp(what, "kv-quality") == 0)
+        return cmd_bench_quality(cmd, diag);
     return kv_diag_set(diag, KV_ERR_INVALID,
                        "bench %.60s: no such benchmark; take store, restore, model or kv-quality",
                        what);

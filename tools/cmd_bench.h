@@ -1,7 +1,7 @@
 /* tools/cmd_bench.h - what the benchmarks share.
  *
  * Responsible for: naming the machine in every result, rates as text and JSON.
- * Not responsible for: measuring (store/store_bench.h, engine/, cmd_bench_restore.c).
+ * Not responsible for: measuring (store/, engine/, cmd_bench_restore.c).
  *
  * Threads: the main thread.
  * Units: bytes, nanoseconds; rates in 1,000,000 bytes per second.
@@ -19,6 +19,11 @@ void cmd_bench_host(struct cmd *cmd);
 /* `name`: bytes and time as JSON member or as a line of text. */
 void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns);
 
+/* --tokens, or `usual` when it was not given. */
+uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual);
+
+enum kv_err cmd_bench_model(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag);
 
 #endif

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { READ_BYTES = 1 << 20 };
+enum { READ_BYTES = 1 << 20, USUAL_TOKENS = 7500 };
 
 /* Where the bytes of a wake lie; sorted and merged before reading. */
 struct place {
@@ -62,7 +62,7 @@ static enum kv_err feed_licences(struct cmd *cmd, struct service *service, struc
     progress_begin(&progress, stderr, cmd->clock, "reading the licence texts", "tokens");
     const struct turn_document document = {.text = text,
                                            .text_bytes = bytes,
-                                           .tokens_end = cmd->config->bench_tokens,
+                                           .tokens_end = cmd_bench_tokens(cmd, USUAL_TOKENS),
                                            .prefilled = on_prefilled,
                                            .context = &progress};
     err = turn_feed_document(service, session, &document, diag);
@@ -86,7 +86,7 @@ static enum kv_err build(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(session_create(service_engine(service), &settings, &session, diag));
     KV_TRY(feed_licences(cmd, service, session, diag));
     session_info(session, &info);
-    if (info.n_kv + 16 < cmd->config->bench_tokens)
+    if (info.n_kv + 16 < cmd_bench_tokens(cmd, USUAL_TOKENS))
         KV_TRY(kv_diag_set(diag, KV_ERR_LIMIT,
                            "bench restore: the licence texts end at %" PRIu64
                            " tokens; take fewer --tokens",
@@ -357,7 +357,7 @@ enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
     struct measured measured;
     memset(&measured, 0, sizeof measured);
     measured.cmd = cmd;
-    snprintf(name, sizeof name, "bench-%" PRIu64, cmd->config->bench_tokens);
+    snprintf(name, sizeof name, "bench-%" PRIu64, cmd_bench_tokens(cmd, USUAL_TOKENS));
     cmd->session_name = name;
     if (cmd->config->build)
         KV_TRY(build(cmd, diag));

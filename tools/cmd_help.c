@@ -78,7 +78,7 @@ static const struct cmd_entry entries[] = {
      "restore:    wakes session bench-TOKENS, beside a plain reader of the same bytes and beside\n"
      "            prefilling those tokens; --build makes that session first. Without it an empty\n"
      "            store is an error, not a fast restore.\n"
-     "model:      prefill and decode speed.\n"
+     "model:      prefill and decode speed up to --tokens, beside plain C.\n"
      "kv-quality: what each tier of recipe v3 costs against BF16.",
      "  coldplane bench store --size 1GiB\n"
      "  coldplane bench restore --build --tokens 7500\n"

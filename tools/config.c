@@ -405,7 +405,6 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     config->policy = (struct image_policy){IMAGE_RECIPE_V3, 1, {32768, 0, 0}};
     config->sampler = (struct image_sampler){0.0f, 0.9f, 50, 1};
     config->tokens_max = 512;
-    config->bench_tokens = 7500;
     config->bench_bytes = UINT64_C(256) << 20;
     return KV_OK;
 }

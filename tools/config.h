@@ -46,7 +46,7 @@ struct config {
     struct image_sampler sampler;
     uint32_t tokens_max;
     const char *system, *session, *prompt, *key, *value; /* NULL: not given */
-    uint64_t bench_tokens, bench_bytes;
+    uint64_t bench_tokens, bench_bytes;                  /* bench_tokens 0: not given */
     int json, help, show, version, special, build, posix_io;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
