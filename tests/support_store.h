@@ -1,6 +1,7 @@
 /* tests/support_store.h - a store filled with records that can be told right from wrong.
  *
- * Responsible for: records made from (index, version) alone, written, expected, dumped and compared.
+ * Responsible for: records made from (index, version) alone, written, expected, dumped and
+ * compared.
  * Not responsible for: faults (support_faulty_io.h).
  *
  * A record has key "r<index>", value "v<index>.<version>" and three extents: raw noise over two
@@ -30,8 +31,8 @@ enum kv_err support_store_put(struct store_batch *batch, unsigned index, unsigne
 enum kv_err support_store_commit(struct store *store, unsigned first, unsigned end,
                                  unsigned version, struct kv_diag *diag);
 
-/* 1 when the record is there with this version, value and all extent bytes, read into pieces that are
- * pages (`aligned`) or odd ones; 0 when anything differs. */
+/* 1 when the record is there with this version, value and all extent bytes, read into pieces that
+ * are pages (`aligned`) or odd ones; 0 when anything differs. */
 int support_store_matches(struct store *store, unsigned index, unsigned version, int aligned);
 int support_store_absent(struct store *store, unsigned index);
 

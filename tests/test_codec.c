@@ -137,8 +137,8 @@ static void sampling_follows_the_kind(void **state) {
     free(text);
 }
 
-/* A frame that says another size than the referrer is refused before it is unzipped; damaged and cut
- * frames never give other bytes with KV_OK. */
+/* A frame that says another size than the referrer is refused before it is unzipped; damaged and
+ * cut frames never give other bytes with KV_OK. */
 static void damage_is_refused(void **state) {
     (void)state;
     struct codec *codec = NULL;

@@ -236,8 +236,8 @@ static void end_of_file_is_a_short_read(void **state) {
     }
 }
 
-/* A pipe without a writer never answers: the wait must end at its deadline, and the queue can be left
- * behind. */
+/* A pipe without a writer never answers: the wait must end at its deadline, and the queue can be
+ * left behind. */
 static void wait_has_a_deadline(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {

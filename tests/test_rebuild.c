@@ -159,8 +159,8 @@ static void damaged_index_file(void **state) {
     free(before);
 }
 
-/* One byte of the index flipped: the right list or a refusal, in a child because LMDB itself may end
- * the process on damage that its own checks meet. */
+/* One byte of the index flipped: the right list or a refusal, in a child because LMDB itself may
+ * end the process on damage that its own checks meet. */
 static void flipped_index_byte(void **state) {
     (void)state;
     char base[TESTING_PATH_BYTES];
@@ -226,8 +226,8 @@ static void index_of_another_store(void **state) {
     assert_non_null(strstr(diag.text, "no batch of this store"));
 }
 
-/* The last batch damaged and the index lost: that batch is dropped whole and said, the rest is equal,
- * and its bytes are not overwritten. */
+/* The last batch damaged and the index lost: that batch is dropped whole and said, the rest is
+ * equal, and its bytes are not overwritten. */
 static void damaged_last_batch(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

@@ -1,7 +1,7 @@
 /* tests/test_recover.c - the process dies or the power fails at every point of a batch.
  *
- * Responsible for: after any death the store opens with the old state or the new one, never a mixture,
- * and what was acknowledged is there; what a crash left behind the tail is gone.
+ * Responsible for: after any death the store opens with the old state or the new one, never a
+ * mixture, and what was acknowledged is there; what a crash left behind the tail is gone.
  * Not responsible for: lost or damaged indexes (test_rebuild.c).
  */
 #include "store/store.h"
@@ -24,7 +24,8 @@ static void path_of(char *out, const char *dir, const char *name) {
     assert_true((size_t)snprintf(out, 512, "%s/%s", dir, name) < 512);
 }
 
-/* The batch that dies: changes 0…9, adds 10…29 (crossing segments), deletes one, renames a value. */
+/* The batch that dies: changes 0…9, adds 10…29 (crossing segments), deletes one, renames a value.
+ */
 static enum kv_err second_batch(struct store *store) {
     struct store_batch *batch = NULL;
     enum kv_err err = store_batch_begin(store, 0, &batch, NULL);
@@ -163,8 +164,8 @@ static void power_cut_at_every_change(void **state) {
     sweep(FAULTY_IO_DIE, 1, io_posix_door());
 }
 
-/* The moment that the sweep cannot reach: all is synced, the index does not know yet. The index is put
- * back to what it was before the batch. */
+/* The moment that the sweep cannot reach: all is synced, the index does not know yet. The index is
+ * put back to what it was before the batch. */
 static void index_behind_the_segments(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

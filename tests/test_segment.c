@@ -1,7 +1,7 @@
 /* tests/test_segment.c - segment files: names, the writer, cutting back.
  *
- * Responsible for: placing, packing, crossing segment ends, rollback, faults of single calls, and that
- * the direct flag is what the file says.
+ * Responsible for: placing, packing, crossing segment ends, rollback, faults of single calls, and
+ * that the direct flag is what the file says.
  * Not responsible for: batches (test_store_batch.c).
  */
 #include "store/segment.h"
@@ -269,7 +269,8 @@ static void preallocation_gives_way(void **state) {
     }
 }
 
-/* The flag that is reported is the flag of the file, also where direct was asked for and refused. */
+/* The flag that is reported is the flag of the file, also where direct was asked for and refused.
+ */
 static int refusing_open(void *context, int dir, const char *name, int flags, int *file_out) {
     (void)context;
     if ((flags & IO_DIRECT) != 0)

@@ -1,7 +1,7 @@
 /* tests/test_store_batch.c - batches under a full disk, failing calls, stalls, budgets, no memory.
  *
- * Responsible for: a failed batch leaves the store as it was, usable where it can be, refusing where it
- * cannot; readers go on while a writer hangs.
+ * Responsible for: a failed batch leaves the store as it was, usable where it can be, refusing
+ * where it cannot; readers go on while a writer hangs.
  * Not responsible for: crashes (test_recover.c).
  */
 #include "store/store_batch.h"

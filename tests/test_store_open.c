@@ -130,7 +130,8 @@ static void newer_version(void **state) {
     is_refused(&options, KV_ERR_VERSION, "needs version 9");
 }
 
-/* A second writer hears who holds the store; after the first has gone, also by SIGKILL, it opens. */
+/* A second writer hears who holds the store; after the first has gone, also by SIGKILL, it opens.
+ */
 static void one_writer(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -169,7 +170,8 @@ static void one_writer(void **state) {
     close(to_parent[1]);
 }
 
-/* Planted links for every name that the store opens: refused, and what they point at is untouched. */
+/* Planted links for every name that the store opens: refused, and what they point at is untouched.
+ */
 static void links_are_refused(void **state) {
     (void)state;
     static const char *const names[] = {"FORMAT",          "LOCK",           "seg",
@@ -231,7 +233,8 @@ static void linked_store_directory(void **state) {
     is_refused(&options, KV_ERR_CORRUPT, "symbolic link");
 }
 
-/* The directory is swapped for a link while a store is open: everything still goes to the old one. */
+/* The directory is swapped for a link while a store is open: everything still goes to the old one.
+ */
 static void swapped_during_a_save(void **state) {
     (void)state;
     char parent[TESTING_PATH_BYTES];
