@@ -26,7 +26,7 @@ WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes 
         -Wno-format-truncation
 CFLAGS_release := -O2 -g
 CFLAGS_debug   := -O1 -g
-CFLAGS_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
+CFLAGS_asan    := -O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
                   -fno-sanitize-recover=all
 CFLAGS_tsan    := -O1 -g -fsanitize=thread
 CFLAGS   := -std=c11 -D_GNU_SOURCE $(WARN) -ffp-contract=off -fno-math-errno $(CFLAGS_$(CONFIG))

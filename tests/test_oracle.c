@@ -18,7 +18,7 @@
 #define LOGIT_BOUND 0.1f
 #define MARGIN_BOUND 0.1
 
-enum { IDS_MAX = 8192 };
+enum { IDS_MAX = 8192, QUICK_TOKENS = 256 };
 
 struct answer {
     const char *name;
@@ -162,12 +162,15 @@ static void answers_equal_the_reference(void **state) {
     engine = support_engine_real(&options);
     oracle = read_oracle();
     cJSON_ArrayForEach(prompt, cJSON_GetObjectItem(oracle, "prompts")) {
+        if (testing_quick() &&
+            cJSON_GetArraySize(cJSON_GetObjectItem(prompt, "prompt_ids")) > QUICK_TOKENS)
+            continue;
         check_prompt(engine, prompt, &worst, &steps);
         prompts++;
     }
     printf("%u prompts: top-10 logits within %.4f, %u greedy steps equal\n", prompts, (double)worst,
            steps);
-    assert_true(prompts >= 16);
+    assert_true(prompts >= (testing_quick() ? 12 : 16));
     assert_true(steps >= 100);
     cJSON_Delete(oracle);
     engine_close(engine);
