@@ -134,10 +134,10 @@ enum kv_err turn_begin(struct service *service, struct session *session,
     if (err != KV_OK)
         return err;
     KV_TRY(admit(service, session, rendered.ids.count, options->tokens_max, diag));
+    *tokens_fed_out = rendered.ids.count;
     KV_TRY(feed(session, &rendered, diag));
     if (options->tokens_max > 0)
         KV_TRY(session_generate(session, options->tokens_max, diag));
-    *tokens_fed_out = rendered.ids.count;
 done:
     rendered_release(service, &rendered);
     return err;
