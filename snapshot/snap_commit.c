@@ -206,6 +206,8 @@ void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uin
         if (items[i]->err == KV_ERR_BUSY || items[i]->index < line->block_count)
             continue;
         items[i]->err = err;
+        if (items[i]->index != line->block_count)
+            continue;
         line->trouble = diag;
         line->trouble_err = err;
         kv_diag_prefix(&line->trouble, "session %s, block %u could not be written", line->name,

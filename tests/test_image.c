@@ -161,6 +161,18 @@ static void round_trip_is_canonical(void **state) {
     drop(&second);
 }
 
+/* Version 1 never changes: these bytes are in people's stores. */
+static void version_1_stays_what_it_is(void **state) {
+    (void)state;
+    struct encoded whole = encode_example();
+    struct kv_digest root = image_root(whole.bytes, whole.size);
+    char text[KV_DIGEST_HEX_BYTES];
+    kv_digest_hex(&root, text);
+    assert_int_equal(whole.size, 7146);
+    assert_string_equal(text, "4c5c991890ea2d61def65691dcaffd83");
+    drop(&whole);
+}
+
 /* CASE-02: no part is optional. */
 static void a_missing_part_is_named(void **state) {
     (void)state;
@@ -364,8 +376,10 @@ static void receipt_names_the_busiest_stage(void **state) {
         assert_string_not_equal(receipt_stage_name((enum receipt_stage)stage), "unknown");
 }
 
-TESTING_MAIN(cmocka_unit_test(round_trip_is_canonical), cmocka_unit_test(a_missing_part_is_named),
-             cmocka_unit_test(every_cut_is_refused), cmocka_unit_test(absurd_numbers_break_nothing),
+TESTING_MAIN(cmocka_unit_test(round_trip_is_canonical),
+             cmocka_unit_test(version_1_stays_what_it_is),
+             cmocka_unit_test(a_missing_part_is_named), cmocka_unit_test(every_cut_is_refused),
+             cmocka_unit_test(absurd_numbers_break_nothing),
              cmocka_unit_test(part_lengths_are_checked), cmocka_unit_test(newer_version_says_which),
              cmocka_unit_test(no_memory_releases_all), cmocka_unit_test(tiers_follow_age),
              cmocka_unit_test(another_model_is_named), cmocka_unit_test(too_much_is_not_encoded),
