@@ -296,10 +296,15 @@ static void commit(struct step *step, struct session *session, const struct forw
         fail(step, session, err);
         return;
     }
+#ifdef BREAK_LATE_TIERS
+    engine_inner_review(session);
+#endif
     append(session, seq);
     if (session->n_kv >= session->fed_end)
         session->logits_n_kv = session->n_kv;
+#ifndef BREAK_LATE_TIERS
     engine_inner_review(session);
+#endif
     if (sealed)
         tell_sealed(session);
     if (session->step_is_prefill)

@@ -353,6 +353,9 @@ int engine_inner_has_work(const struct session *session) {
 void engine_inner_end_request(struct session *session) {
     if (session->fed_end > session->n_kv) {
         uint64_t n = session->kept_end > session->n_kv ? session->kept_end : session->n_kv;
+#ifdef BREAK_CANCEL
+        n = session->n;
+#endif
         session->n = n;
         while (session->role_count && session->roles[session->role_count - 1].first >= n)
             session->role_count--;

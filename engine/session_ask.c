@@ -54,7 +54,11 @@ static enum kv_err hide(const struct session *session, const struct session_ask 
         for (uint32_t b = 0; b < session->block_count; b++) {
             uint64_t first = LAYOUT_SINK_TOKENS + (uint64_t)b * LAYOUT_BLOCK_TOKENS;
             if (overlaps(&ask->hide[i], first, first + LAYOUT_BLOCK_TOKENS))
+#ifdef BREAK_HOLE
+                bits[0] |= 0;
+#else
                 bits[b / 64] |= 1ull << b % 64;
+#endif
         }
         for (uint32_t p = 0; p < LAYOUT_WINDOW_PAGES_MAX; p++) {
             uint64_t first = window_first + (uint64_t)p * LAYOUT_PAGE_TOKENS;

@@ -215,6 +215,9 @@ static void scatter(struct transfer_load *load, const struct kvops_page *page,
 
     if (!staging)
         return;
+#ifdef BREAK_PARTIAL_PAGE
+    tokens = tokens > 1 ? tokens - 1 : tokens;
+#endif
     for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
         addresses[i] = slots_at(&load->engine->slots, page->slot[i]);
     layout_unpack(&load->engine->model.geometry, staging, tokens, addresses);

@@ -158,6 +158,7 @@ static void run_once(const struct support_engine_options *options, uint32_t befo
     engine_close(crowd.engine);
 }
 
+/* BREAK_ROW_BITS lets the place in the batch reach the logits. */
 static void every_row_beside_neighbours(enum engine_simd simd) {
     static struct trace alone, trace;
     struct support_engine_options options = support_engine_default();

@@ -231,6 +231,7 @@ static double compare(const struct weights *weights, const uint32_t *ids, const 
     return worst;
 }
 
+/* BREAK_POSITION turns every chunk as if it stood at the beginning. */
 static void compare_with_plain(enum engine_simd simd) {
     struct support_engine_options options = support_engine_default();
     struct tiny_model_options model = tiny_model_default();

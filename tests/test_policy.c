@@ -77,6 +77,7 @@ static void what_others_read_stays(void **state) {
     assert_int_equal(move.free, MASK(LAYOUT_KL) | MASK(LAYOUT_VR2));
 }
 
+/* BREAK_FREE_VOLATILE frees what is nowhere else. */
 /* Whatever the state: nothing that is read is freed, nothing is wanted that is here. */
 static void random_states_are_safe(void **state) {
     struct testing_random random;

@@ -122,6 +122,7 @@ static void the_reserve_serves_what_waits(void **state) {
     device_close(device);
 }
 
+/* BREAK_HELD_BLOCK gives a block back under its writer. */
 static void a_block_lives_while_somebody_needs_it(void **state) {
     struct device *device = open_device();
     struct slots_settings settings = usual(device, 20);

@@ -176,6 +176,7 @@ static void the_context_ends(void **state) {
     engine_close(engine);
 }
 
+/* BREAK_CANCEL keeps tokens that were never prefilled. */
 static void a_cancelled_request_leaves_the_session_whole(void **state) {
     struct support_engine_options options = support_engine_default();
     struct engine_event events[EVENTS];
@@ -294,6 +295,7 @@ static struct kv_digest ask_with_hole(struct session *session, uint64_t first, u
     return answer.digest;
 }
 
+/* BREAK_HOLE hides nothing. */
 static void a_hole_covers_whole_blocks_and_pages(void **state) {
     struct support_engine_options options = support_engine_default();
     uint32_t ids[1000];
@@ -319,6 +321,7 @@ static void a_hole_covers_whole_blocks_and_pages(void **state) {
 
 /* --- accounting */
 
+/* BREAK_LEAK forgets one slot of a page. */
 static void random_lives_leak_nothing(void **state) {
     struct support_engine_options options = support_engine_default();
     struct support_shelf shelf = {.hold = 0};

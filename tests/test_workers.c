@@ -25,6 +25,7 @@ static void count_items(void *context, uint32_t first, uint32_t end, uint32_t th
         work->done[i]++;
 }
 
+/* BREAK_LAST_PART leaves the last items out. */
 static void every_item_once(void **state) {
     static struct work work;
     struct testing_random random;

@@ -173,6 +173,9 @@ void workers_run(struct workers *pool, uint32_t items, uint32_t grain, workers_c
         return;
     part_items = part_items < grain ? grain : part_items;
     parts = (items - 1) / part_items + 1;
+#ifdef BREAK_LAST_PART
+    parts = parts > 1 ? parts - 1 : parts;
+#endif
     if (pool->threads == 1 || parts == 1) {
         call(context, 0, items, 0);
         return;

@@ -104,8 +104,13 @@ void block_set_idle(struct block *block, uint32_t slots) {
 static void release_if_unused(struct block *block) {
     struct block_table *table = block->table;
 
+#ifdef BREAK_HELD_BLOCK
+    if (block->references)
+        return;
+#else
     if (block->references || block->holds)
         return;
+#endif
     block_set_idle(block, 0);
     put_streams(block, block->resident | block->arriving);
     slots_spoil_frame(table->slots, block->map.meta_frame);

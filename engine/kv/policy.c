@@ -19,6 +19,10 @@ void policy_block_move(const struct image_policy *policy, uint64_t n_kv, uint32_
         move_out->want = missing & ~block->arriving & ~block->unavailable;
     kept = layout_tier_streams(move_out->tier) | wanted | block->others;
     unread = block->resident & ~kept;
+#ifdef BREAK_FREE_VOLATILE
+    move_out->free = unread;
+    return;
+#endif
     if (block->durable)
         move_out->free = unread;
     else

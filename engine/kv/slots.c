@@ -94,6 +94,10 @@ void slots_take(struct slots *slots, uint32_t count, uint32_t *taken_out) {
 void slots_put(struct slots *slots, const uint32_t *given, uint32_t count) {
     assert(count <= slots->total - slots->free_count);
     for (uint32_t i = 0; i < count; i++) {
+#ifdef BREAK_LEAK
+        if (i == 7)
+            continue;
+#endif
         assert(given[i] < slots->total);
         slots_spoil(slots, given[i]);
         slots->free_list[slots->free_count++] = given[i];

@@ -57,6 +57,9 @@ static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, ui
             assert(seq->position + row < forward->positions);
             forward->ids[rows] = seq->ids[row];
             forward->position[rows] = (uint32_t)(seq->position + row);
+#ifdef BREAK_POSITION
+            forward->position[rows] = row;
+#endif
         }
     }
     assert(chunks <= 1 && count - chunks <= forward->singles_max);
@@ -196,6 +199,10 @@ static void head_tile(struct forward *forward, struct forward_seq *seqs, uint32_
     }
     norm(forward, forward->head_x, forward->output_norm, forward->normed, count);
     device_matmul(forward->device, &products);
+#ifdef BREAK_ROW_BITS
+    for (uint32_t i = 1; i < count; i++)
+        forward->logits[(size_t)i * forward->geometry.vocab] *= 1.000001f;
+#endif
     for (uint32_t i = 0; i < count; i++) {
         const struct forward_head_row *at = &forward->head_rows[i];
         struct forward_seq *seq = &seqs[at->seq];
