@@ -446,6 +446,37 @@ static void refusals_leave_the_engine_as_it_was(void **state) {
     close_fixture(&f);
 }
 
+/* CASE-28 in small: the k-th allocation fails, for every k. */
+static void no_memory_changes_nothing(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    struct restore_source source = f.life.source;
+    struct engine_slots before, after;
+    engine_slots(f.life.engine, &before);
+    for (uint64_t k = 1;; k++) {
+        struct testing_alloc failing;
+        struct session *session = NULL;
+        struct receipt receipt;
+        struct kv_diag diag = {""};
+        testing_alloc_init(&failing, k);
+        source.alloc = &failing.alloc;
+        enum kv_err err =
+            restore_wake(&source, "chat", &(struct restore_options){0}, &session, &receipt, &diag);
+        assert_int_equal(failing.live_count, 0);
+        if (failing.failed_count == 0) {
+            assert_int_equal(err, KV_OK);
+            assert_true(k > 8);
+            break;
+        }
+        assert_int_equal(err, KV_ERR_NOMEM);
+        assert_true(diag.text[0] != 0);
+        engine_slots(f.life.engine, &after);
+        assert_int_equal(before.free, after.free);
+    }
+    close_fixture(&f);
+}
+
 static void too_few_slots_say_need_and_have(void **state) {
     (void)state;
     struct fixture f;
@@ -469,17 +500,15 @@ static void too_few_slots_say_need_and_have(void **state) {
     close_fixture(&f);
 }
 
-TESTING_MAIN(cmocka_unit_test(a_missing_stream_is_named),
-             cmocka_unit_test(a_missing_record_is_named),
-             cmocka_unit_test(a_missing_part_of_the_image_is_named),
-             cmocka_unit_test(cuts_and_absurd_numbers_are_refused),
-             cmocka_unit_test(foreign_records_are_refused),
-             cmocka_unit_test(another_sessions_block_breaks_the_chain),
-             cmocka_unit_test(a_flipped_byte_harms_nobody),
-             cmocka_unit_test(damage_anywhere_is_found),
-             cmocka_unit_test(another_layer_count_names_both),
-             cmocka_unit_test(other_weights_are_refused),
-             cmocka_unit_test(an_unanswered_needle_drops_the_session),
-             cmocka_unit_test(another_fingerprint_drops_the_session),
-             cmocka_unit_test(refusals_leave_the_engine_as_it_was),
-             cmocka_unit_test(too_few_slots_say_need_and_have))
+TESTING_MAIN(
+    cmocka_unit_test(a_missing_stream_is_named), cmocka_unit_test(a_missing_record_is_named),
+    cmocka_unit_test(a_missing_part_of_the_image_is_named),
+    cmocka_unit_test(cuts_and_absurd_numbers_are_refused),
+    cmocka_unit_test(foreign_records_are_refused),
+    cmocka_unit_test(another_sessions_block_breaks_the_chain),
+    cmocka_unit_test(a_flipped_byte_harms_nobody), cmocka_unit_test(damage_anywhere_is_found),
+    cmocka_unit_test(another_layer_count_names_both), cmocka_unit_test(other_weights_are_refused),
+    cmocka_unit_test(an_unanswered_needle_drops_the_session),
+    cmocka_unit_test(another_fingerprint_drops_the_session),
+    cmocka_unit_test(refusals_leave_the_engine_as_it_was),
+    cmocka_unit_test(no_memory_changes_nothing), cmocka_unit_test(too_few_slots_say_need_and_have))

@@ -249,6 +249,9 @@ static void a_stalled_write_holds_the_save_only(void **state) {
                      KV_ERR_BUSY);
     assert_non_null(strstr(diag.text, "chat"));
 
+    /* Removed while a batch is on its way: refused, and the save goes through. */
+    assert_int_equal(snapshot_remove(f.life.store, kv_alloc_system(), "chat", &diag), KV_ERR_BUSY);
+
     struct support_engine_options plain = support_engine_default();
     struct engine *elsewhere = support_engine_tiny(&plain);
     struct restore_source source = f.life.source;
