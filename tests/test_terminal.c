@@ -1,0 +1,201 @@
+/* tests/test_terminal.c - chat and progress as seen on a terminal.
+ *
+ * Responsible for: line editing, ctrl-C while an answer is made and at the prompt, SIGTERM, what is
+ * saved after each; the progress line. Everything runs on a pseudo terminal of its own.
+ * Not responsible for: chat through a pipe (test_cli.c).
+ */
+#include "tests/support_cli.h"
+#include "tools/progress.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SEEN_BYTES = 1 << 18, PATIENCE_MS = 60000 };
+
+struct terminal {
+    pid_t child;
+    int file;
+    char seen[SEEN_BYTES];
+    size_t count, from; /* what was seen before `from` has been matched already */
+};
+
+static void open_terminal(struct terminal *terminal, const char *longest) {
+    char program[TESTING_PATH_BYTES];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 32);
+    assert_true(length > 0);
+    program[length] = 0;
+    for (int i = 0; i < 2; i++)
+        *strrchr(program, '/') = 0;
+    memcpy(program + strlen(program), "/coldplane", sizeof "/coldplane");
+    memset(terminal, 0, sizeof *terminal);
+    terminal->child = forkpty(&terminal->file, NULL, NULL, NULL);
+    assert_true(terminal->child >= 0);
+    if (terminal->child == 0) {
+        setenv("TERM", "dumb", 1);
+        execl(program, "coldplane", "chat", "-s", "t", "-n", longest, (char *)NULL);
+        _exit(126);
+    }
+}
+
+/* Reads until `text` comes; fails the test when it does not. */
+static void expect(struct terminal *terminal, const char *text) {
+    for (;;) {
+        struct pollfd wait = {.fd = terminal->file, .events = POLLIN};
+        const char *found = strstr(terminal->seen + terminal->from, text);
+        if (found != NULL) {
+            terminal->from = (size_t)(found - terminal->seen) + strlen(text);
+            return;
+        }
+        ssize_t got = -1;
+        if (terminal->count < SEEN_BYTES - 4096 && poll(&wait, 1, PATIENCE_MS) == 1)
+            got = read(terminal->file, terminal->seen + terminal->count, 4095);
+        if (got <= 0)
+            fail_msg("`%s` never came; seen:\n%s", text, terminal->seen);
+        terminal->count += (size_t)got;
+        terminal->seen[terminal->count] = 0;
+    }
+}
+
+static void type(struct terminal *terminal, const char *text) {
+    assert_int_equal(write(terminal->file, text, strlen(text)), strlen(text));
+}
+
+/* Drains what is left, so that the program can end. Returns its exit code. */
+static int ended(struct terminal *terminal) {
+    char rest[4096];
+    int status = 0;
+    while (read(terminal->file, rest, sizeof rest) > 0)
+        continue;
+    assert_int_equal(waitpid(terminal->child, &status, 0), terminal->child);
+    close(terminal->file);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void a_line_is_edited_answered_and_saved(void **state) {
+    struct cli *cli = *state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "8");
+    expect(terminal, "session t, new, 0 tokens");
+    expect(terminal, "> ");
+    type(terminal, "hellp\x08o, caf\xc3\xa9 \xf0\x9f\x98\x80\n");
+    expect(terminal, "> ");
+    type(terminal, "/save\n");
+    expect(terminal, "saved: ");
+    expect(terminal, "> ");
+    type(terminal, "\x04");
+    assert_int_equal(ended(terminal), 0);
+    cli_call(cli, "ls", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "sessions.0.tokens") > 30);
+    free(terminal);
+}
+
+static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
+    struct cli *cli = *state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "7000");
+    expect(terminal, "> ");
+    type(terminal, "go on for ever\n");
+    expect(terminal, "ever\r\n");
+    expect(terminal, " ");
+    type(terminal, "\x03");
+    expect(terminal, "(stopped; saved so far)");
+    expect(terminal, "> ");
+    type(terminal, "/quit\n");
+    assert_int_equal(ended(terminal), 0);
+    cli_call(cli, "restore", "t", "--json", NULL);
+    cli_good(cli);
+    double tokens = cli_number(cli, "receipt.tokens");
+    assert_true(tokens > 30 && tokens < 7000);
+    assert_string_equal(cli_text(cli, "receipt.fingerprint"), "bits-equal");
+    free(terminal);
+}
+
+static void ctrl_c_twice_at_the_prompt_leaves(void **state) {
+    (void)state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "4");
+    expect(terminal, "> ");
+    type(terminal, "half a li");
+    expect(terminal, "half a li");
+    type(terminal, "\x03");
+    expect(terminal, "ctrl-C again");
+    expect(terminal, "> ");
+    type(terminal, "\x03");
+    assert_int_equal(ended(terminal), 0);
+    free(terminal);
+}
+
+static void a_signal_to_end_leaves_what_was_saved(void **state) {
+    struct cli *cli = *state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "4");
+    expect(terminal, "> ");
+    type(terminal, "hello\n");
+    expect(terminal, "> ");
+    kill(terminal->child, SIGTERM);
+    assert_int_equal(ended(terminal), 0);
+    cli_call(cli, "restore", "t", NULL);
+    cli_good(cli);
+    free(terminal);
+}
+
+/* --- progress */
+
+static uint64_t hand_clock(void *context) {
+    return *(uint64_t *)context;
+}
+
+static void progress_waits_a_second_and_cleans_up(void **state) {
+    (void)state;
+    int ours = -1, theirs = -1;
+    uint64_t now_ns = 5;
+    char seen[512] = "";
+    struct progress progress;
+    const struct kv_clock clock = {hand_clock, hand_clock, &now_ns};
+    assert_int_equal(openpty(&ours, &theirs, NULL, NULL, NULL), 0);
+    FILE *out = fdopen(theirs, "w");
+    progress_begin(&progress, out, &clock, "reading", "tokens");
+    progress_update(&progress, 1, 100);
+    now_ns += 900000000;
+    progress_update(&progress, 2, 100);
+    progress_end(&progress);
+    now_ns += 200000000;
+    progress_update(&progress, 25, 100);
+    now_ns += 100000000; /* too soon for another line */
+    progress_update(&progress, 26, 100);
+    progress_end(&progress);
+    ssize_t got = read(ours, seen, sizeof seen - 1);
+    assert_true(got > 0);
+    assert_string_equal(seen, "\r\033[Kreading: 25 of 100 tokens, 25 %\r\033[K");
+    fclose(out);
+    close(ours);
+}
+
+static void progress_is_silent_without_a_terminal(void **state) {
+    (void)state;
+    uint64_t now_ns = 0;
+    struct progress progress;
+    const struct kv_clock clock = {hand_clock, hand_clock, &now_ns};
+    FILE *out = tmpfile();
+    progress_begin(&progress, out, &clock, "reading", "tokens");
+    now_ns = 10000000000;
+    progress_update(&progress, 1, 2);
+    progress_end(&progress);
+    assert_int_equal(ftell(out), 0);
+    fclose(out);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
+
+TESTING_MAIN(TEST(a_line_is_edited_answered_and_saved), TEST(ctrl_c_stops_an_answer_and_keeps_it),
+             TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_to_end_leaves_what_was_saved),
+             cmocka_unit_test(progress_waits_a_second_and_cleans_up),
+             cmocka_unit_test(progress_is_silent_without_a_terminal))
