@@ -88,6 +88,18 @@ static enum kv_err open_bench(struct bench *bench, enum engine_simd simd, uint32
     return err == KV_OK ? take_ids(bench, tokens, diag) : err;
 }
 
+/* Which sources and compiler made these figures: the numerics id stands for them. */
+static void tell_build(const struct bench *bench) {
+    char id[KV_DIGEST_HEX_BYTES];
+    struct engine_model model;
+    engine_model(bench->engine, &model);
+    kv_digest_hex(&model.identity.numerics, id);
+    if (bench->cmd->result != NULL)
+        cJSON_AddStringToObject(bench->cmd->result, "numerics", id);
+    else
+        printf("numerics id             %s, instructions %s\n", id, model.simd_name);
+}
+
 /* --- speed */
 
 static double rate(const struct bench_model_phase *phase) {
@@ -188,6 +200,7 @@ enum kv_err cmd_bench_model(struct cmd *cmd, struct kv_diag *diag) {
     uint32_t deepest = (uint32_t)cmd_bench_tokens(cmd, MODEL_TOKENS);
     KV_TRY(measure_speed(&bench, cmd->config->simd, deepest, &fast, diag));
     cmd_bench_host(cmd);
+    tell_build(&bench);
     tell_speed(&bench, "engine", &fast);
     close_bench(&bench);
     KV_TRY(measure_speed(&bench, ENGINE_SIMD_C, PLAIN_TOKENS, &plain, diag));
@@ -263,6 +276,7 @@ enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag) {
     progress_end(&bench.progress);
     KV_TRY(err);
     cmd_bench_host(cmd);
+    tell_build(&bench);
     if (cmd->result != NULL)
         quality_json(cmd->result, &result);
     else
