@@ -58,6 +58,7 @@ struct engine_settings {
 /* `model_bytes` is a whole GGUF file, borrowed for the call only. */
 enum kv_err engine_open(const struct engine_settings *settings, const void *model_bytes,
                         size_t model_size, struct engine **engine_out, struct kv_diag *diag);
+/* Drops every session. Whoever holds a block must have answered before. NULL is allowed. */
 void engine_close(struct engine *engine);
 
 struct engine_model {

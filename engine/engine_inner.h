@@ -43,6 +43,7 @@ struct engine {
     struct sampler_candidate *candidates; /* [vocab] */
     int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal */
     int stepping;
+    int committing; /* the workspace holds rows that are not in their windows yet */
 };
 
 struct session {

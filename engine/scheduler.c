@@ -148,13 +148,13 @@ static enum kv_err prepare_seal(struct session *session, struct kv_diag *diag) {
     struct engine *engine = session->engine;
     uint64_t n_kv = session->n_kv + session->step_rows;
     uint32_t streams = layout_tier_streams(top_tier(session));
-    struct engine_inner_need need = {session, slots_of(streams),
-                                     engine_inner_coarsened(session, n_kv), 1};
+    struct engine_inner_need need = {session, slots_of(streams), 0, 1};
     enum kv_err err;
 
     assert(layout_sealed_blocks(n_kv) <= session->block_count + 1);
     if (layout_sealed_blocks(n_kv) == session->block_count)
         return KV_OK;
+    need.allowance = engine_inner_coarsened(session, n_kv);
     err = engine_inner_room(engine, &need, diag);
     if (err != KV_OK) {
         kv_diag_prefix(diag, "session '%s' cannot grow beyond %llu tokens", session->name,
@@ -362,7 +362,9 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
     choose(&step);
     sample_without_rows(&step);
     prepare(&step);
+    engine->committing = 1;
     run_groups(&step);
+    engine->committing = 0;
     engine->batch_count = 0;
     engine->stepping = 0;
     *count_out = step.event_count;

@@ -78,6 +78,8 @@ static enum kv_err check(const struct session *session, const struct session_ask
     if (session->n - session->n_kv > 1 || session->fed_end > session->n_kv)
         return kv_diag_set(diag, KV_ERR_BUSY,
                            "session '%s' has fed tokens that are not prefilled yet", session->name);
+    if (session->engine->committing)
+        return kv_diag_set(diag, KV_ERR_BUSY, "a hook of a running step must not ask");
     if (session->state == SESSION_FAILED)
         return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has failed", session->name);
     if (rows == 0)

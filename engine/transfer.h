@@ -104,6 +104,7 @@ uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
 void transfer_load_page(struct transfer_load *load, uint32_t index, struct transfer_part *part_out);
 void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out);
 /* One swap: the session exists, WAKING, with nothing prefilled. Owned by the engine from now on. */
+/* LIMIT, EXISTS: nothing changed, the load is still to be abandoned. */
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag);
 void transfer_load_abandon(struct transfer_load *load);
