@@ -2,6 +2,8 @@
  *
  * Responsible for: defaults, precedence, units, every message that a mistake gives.
  * Not responsible for: what commands do with settings (test_cli.c).
+ *
+ * Fails with BREAK_AGES_ORDER (distances may fall).
  */
 #include "tools/config.h"
 

@@ -3,6 +3,8 @@
  * Responsible for: the names and values of the published schema, ids that do not lose digits, text
  * that cannot harm a terminal.
  * Not responsible for: receipts of real operations (test_cli.c).
+ *
+ * Fails with BREAK_CLEAN_TEXT (control characters pass).
  */
 #include "tools/receipt_print.h"
 

@@ -3,6 +3,8 @@
  * Responsible for: finding a session wherever it is, least recently used sleep, what a failed save
  * leaves behind, chat turns that were ended in every way, documents cut to a length.
  * Not responsible for: the CLI around it (test_cli.c) or the parts below (their own tests).
+ *
+ * Fails with BREAK_LEAST_RECENT (the newest sleeps) and BREAK_OPEN_TURN (a cut answer stays open).
  */
 #include "tools/service.h"
 

@@ -138,6 +138,9 @@ static struct session *least_recently_used(struct service *service, const struct
     for (uint32_t i = 0; (session = session_at(service->engine, i)) != NULL; i++) {
         struct session_info info;
         session_info(session, &info);
+#ifdef BREAK_LEAST_RECENT
+        info.last_used_ns = UINT64_MAX - 1 - info.last_used_ns;
+#endif
         if (session == except || info.state != SESSION_IDLE || info.last_used_ns <= after_ns ||
             info.last_used_ns >= found_ns)
             continue;

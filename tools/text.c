@@ -12,6 +12,9 @@
 
 /* C0, DEL, C1, and the direction marks U+200E, 200F, 202A to 202E, 2066 to 2069. */
 static int is_unwanted(uint32_t c) {
+#ifdef BREAK_CLEAN_TEXT
+    return 0;
+#endif
     if (c == '\n' || c == '\t')
         return 0;
     return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x200e || c == 0x200f ||

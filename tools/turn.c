@@ -24,7 +24,11 @@ static unsigned open_flags(const struct service *service, const struct session_i
     if (info->ids[info->n - 1] == end_id)
         return TEMPLATE_AFTER_END;
     for (uint64_t i = info->n; i > 0 && info->ids[i - 1] != end_id; i--)
+#ifdef BREAK_OPEN_TURN
+        if (0)
+#else
         if (tokenizer_is_control(tokenizer, info->ids[i - 1]))
+#endif
             return TEMPLATE_END_TURN | TEMPLATE_AFTER_END;
     return 0;
 }
