@@ -310,16 +310,22 @@ static void transfer_beyond_the_kernel_limit(void **state) {
         struct io_completion done;
         uint32_t taken = 0;
         int file = -1;
-        assert_int_equal(door->open(door->context, place.dir, "f", IO_WRITE | IO_CREATE, &file), 0);
+        /* Direct where possible, so that 2 GiB of holes do not pass through the page cache. */
+        if (door->open(door->context, place.dir, "f", IO_WRITE | IO_CREATE | IO_DIRECT, &file) != 0)
+            assert_int_equal(door->open(door->context, place.dir, "f", IO_WRITE, &file), 0);
         assert_int_equal(door->truncate(door->context, file, count), 0);
-        assert_int_equal(door->write(door->context, file, "end", 3, count - 3), 0);
+        memset(bytes + count - PAGE, 0x5c, PAGE);
+        assert_int_equal(door->write(door->context, file, bytes + count - PAGE, PAGE, count - PAGE),
+                         0);
+        memset(bytes + count - PAGE, 0, PAGE);
         struct io_request request = {
             .file = file, .buffer = IO_BUFFER_NONE, .bytes = bytes, .count = count};
         assert_int_equal(door->submit(door->context, rig.queue, &request), 0);
         assert_int_equal(door->wait(door->context, rig.queue, 60000000000u, &done, 1, &taken), 0);
         assert_int_equal(done.error, 0);
         assert_int_equal(done.done_bytes, count);
-        assert_memory_equal(bytes + count - 3, "end", 3);
+        for (size_t j = count - PAGE; j < count; j++)
+            assert_int_equal(bytes[j], 0x5c);
         close_queue(&rig);
         door->close(door->context, file);
         door->close(door->context, place.dir);
