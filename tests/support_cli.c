@@ -110,9 +110,15 @@ int cli_call(struct cli *cli, const char *argument, ...) {
         dup2(in, STDIN_FILENO);
         dup2(out, STDOUT_FILENO);
         dup2(err, STDERR_FILENO);
+        for (int fd = 0; fd < 3; fd++)
+            if ((cli->closed >> fd & 1) != 0)
+                close(fd);
+        if (cli->closed != 0)
+            alarm(CLI_CLOSED_SECONDS);
         execv(program, (char **)argv);
         _exit(126);
     }
+    cli->closed = 0;
     assert_int_equal(waitpid(child, &status, 0), child);
     close(in);
     close(out);

@@ -14,13 +14,14 @@
 
 struct cJSON;
 
-enum { CLI_OUTPUT_BYTES = 1 << 20, CLI_ARGS_MAX = 24 };
+enum { CLI_OUTPUT_BYTES = 1 << 20, CLI_ARGS_MAX = 24, CLI_CLOSED_SECONDS = 60 };
 
 struct cli {
     char home[TESTING_PATH_BYTES];
     char store[TESTING_PATH_BYTES + 16];
     char model[TESTING_PATH_BYTES + 32];
     const char *input; /* standard input of the next call; NULL: empty; reset by it */
+    unsigned closed;   /* bit d: descriptor d is closed in the next call; reset by it */
     int code;          /* exit code of the last call; 128 + signal when it died */
     char out[CLI_OUTPUT_BYTES], err[CLI_OUTPUT_BYTES];
     struct cJSON *json; /* with --json: standard output, parsed; owned */

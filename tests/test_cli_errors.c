@@ -512,6 +512,31 @@ static void a_read_only_disk_can_still_be_read(void **state) {
     umount(folder);
 }
 
+/* A closed descriptor must not become one of the store's files. */
+static void closed_standard_descriptors_reach_no_file(void **state) {
+    struct cli *cli = *state;
+    char path[TESTING_PATH_BYTES + 32], lock[256] = "";
+    cli_call(cli, "run", "a", "-p", "hi", NULL);
+    cli_good(cli);
+    cli->closed = 1U << 0;
+    cli_call(cli, "chat", "-s", "a", NULL);
+    cli_good(cli);
+    cli->closed = 1U << 1;
+    cli_call(cli, "run", "a", "-p", "more", NULL);
+    cli_refused(cli, 5, "standard output: Bad file descriptor");
+    cli->closed = 1U << 0 | 1U << 1;
+    cli_call(cli, "rm", "a", NULL);
+    cli_refused(cli, 5, "standard output: Bad file descriptor");
+    snprintf(path, sizeof path, "%s/LOCK", cli->store);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    assert_true(fread(lock, 1, sizeof lock - 1, file) < sizeof lock - 1);
+    fclose(file);
+    assert_null(strstr(lock, "removed"));
+    cli->closed = 7;
+    assert_int_equal(cli_call(cli, "ls", NULL), 5);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
@@ -525,4 +550,5 @@ TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2
              TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
              TEST(a_newer_store_is_refused), TEST(a_held_store_refuses_writers_only),
              TEST(a_save_that_cannot_be_written_says_so), TEST(a_full_disk_keeps_what_was_saved),
-             TEST(a_read_only_disk_can_still_be_read))
+             TEST(a_read_only_disk_can_still_be_read),
+             TEST(closed_standard_descriptors_reach_no_file))

@@ -9,6 +9,7 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
@@ -86,11 +87,22 @@ static enum kv_err flush_output(enum kv_err err, struct kv_diag *diag) {
     return kv_diag_errno(diag, KV_ERR_IO, errno, "standard output");
 }
 
+/* A standard descriptor that the caller closed would be given to the next file that is opened, so
+ * that answers land in the store's files. Each gets a stand-in on which its use fails: input only
+ * writes, output only reads. */
+static void hold_standard_descriptors(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            return;
+}
+
 int main(int argc, char **argv) {
     struct config config;
     struct kv_diag diag = {""};
     struct cmd cmd = {.config = &config, .alloc = kv_alloc_system(), .clock = kv_clock_system()};
     int ran = 0;
+    hold_standard_descriptors();
     setlocale(LC_CTYPE, "C.UTF-8");
     enum kv_err err = config_load(argc, argv, &config, &diag);
     cmd.result = config.json ? cJSON_CreateObject() : NULL;
