@@ -140,19 +140,18 @@ uint32_t layout_tile_bytes(const struct layout_geometry *geometry, enum layout_s
 
 struct layout_place layout_tile(const struct layout_geometry *geometry, enum layout_stream stream,
                                 struct layout_at at) {
+    const struct stream_fact *fact = stream_fact(stream);
+    uint32_t rows = geometry->layers * geometry->kv_heads;
     uint32_t tile = (at.layer * geometry->kv_heads + at.head) * LAYOUT_BLOCK_PAGES + at.page;
-    uint64_t tile_bytes = layout_tile_bytes(geometry, stream);
-    struct layout_place place = {0, tile * tile_bytes};
 
     assert(at.layer < geometry->layers && at.head < geometry->kv_heads);
-    assert(at.page < LAYOUT_BLOCK_PAGES);
-    if (stream != LAYOUT_META) {
-        uint32_t per_slot = geometry->layers * geometry->kv_heads * LAYOUT_BLOCK_PAGES /
-                            layout_stream_slots(stream);
-        place.slot = tile / per_slot;
-        place.off = tile % per_slot * tile_bytes;
-    }
-    return place;
+    assert(at.page < LAYOUT_BLOCK_PAGES && stream <= LAYOUT_META);
+    if (stream == LAYOUT_META)
+        return (struct layout_place){0, (uint64_t)tile * LAYOUT_META_TILE_BYTES};
+    uint32_t per_slot = rows * (LAYOUT_BLOCK_PAGES / fact->slots);
+    uint32_t slot = tile / per_slot;
+    uint64_t tile_bytes = (uint64_t)geometry->head_dim * fact->width * (LAYOUT_PAGE_TOKENS / 8);
+    return (struct layout_place){slot, (tile - slot * per_slot) * tile_bytes};
 }
 
 struct layout_place layout_run(const struct layout_geometry *geometry, struct layout_at at,

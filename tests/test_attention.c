@@ -241,6 +241,7 @@ static double check_shape(const struct shape *shape, uint64_t seed, uint32_t row
     return worst;
 }
 
+/* BREAK_NODE_ORDER folds runs straight into the total, in decode alone. */
 static void every_length_and_tier(void **state) {
     static const uint32_t lengths[] = {1, 63, 64, 65, 319, 320, 576, 2000, 8191};
     uint64_t seed = testing_seed("lengths", 31);
@@ -263,6 +264,7 @@ static void every_length_and_tier(void **state) {
     printf("worst error %.2g of the largest value\n", worst);
 }
 
+/* BREAK_CHUNK_FUTURE lets a row see the tokens after it. */
 static void every_group_and_chunk(void **state) {
     static const uint32_t groups[] = {1, 3, 4, 8, 5, 2};
     static const uint32_t rows[] = {1, 2, 7, 64, 65, 200, 256};

@@ -76,6 +76,7 @@ static void check_vector(const uint16_t *x, uint32_t dim, uint16_t scale_bits,
     }
 }
 
+/* BREAK_SCALE_DOWN cuts the scale instead of rounding it up. */
 static void codes_match_double_precision(void **state) {
     (void)state;
     for (uint32_t dim = 64; dim <= 128; dim *= 2) {

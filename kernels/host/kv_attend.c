@@ -155,12 +155,14 @@ static void sealed_page(struct walk *walk, const struct leaf_planes pages[2]) {
     }
 }
 
-/* walk->block = block `index`; `next` is the block that comes next, or this one again. */
+/* walk->block = block `index`; `next` is the block that comes next, or this one again. The first
+ * page needs no fold: it lands where the sum will be. */
 static void block_sum(struct walk *walk, uint32_t index, uint32_t next) {
+    const struct leaf_state scratch = walk->page;
     int sealed = walk->seq->blocks[index].tier != LAYOUT_TIER_BF16;
     struct leaf_planes pages[2];
 
-    clear(walk, walk->block);
+    walk->page = walk->block;
     if (sealed)
         pages[1] = planes_of(walk, index, 0);
     for (uint32_t page = 0; page < LAYOUT_BLOCK_PAGES; page++) {
@@ -172,7 +174,9 @@ static void block_sum(struct walk *walk, uint32_t index, uint32_t next) {
         } else {
             bf16_page(walk, index, page);
         }
-        fold(walk, walk->block, walk->page);
+        if (page > 0)
+            fold(walk, walk->block, walk->page);
+        walk->page = scratch;
     }
 }
 
@@ -213,6 +217,9 @@ static void chunk_page(struct walk *walk, uint32_t page) {
         uint32_t position = walk->first_row + row / walk->group;
         uint32_t seen = position < first ? 0 : position - first + 1;
         walk->seen[row] = (uint8_t)(seen < runs.tokens ? seen : runs.tokens);
+#ifdef BREAK_CHUNK_FUTURE
+        walk->seen[row] = (uint8_t)runs.tokens;
+#endif
     }
     queries.seen = walk->seen;
     walk->leaf->widen_runs(&runs, walk->tile);
@@ -489,6 +496,10 @@ static void combine_row(struct walk *walk, uint32_t first_item, uint32_t row, fl
     clear(walk, walk->total);
     clear(walk, walk->node);
     for (uint32_t run = 0; run < runs; run++) {
+#ifdef BREAK_NODE_ORDER
+        fold(walk, walk->total, partial_row(walk->args, first_item, run, row));
+        continue;
+#endif
         fold(walk, walk->node, partial_row(walk->args, first_item, run, row));
         if (run % NODE_RUNS == NODE_RUNS - 1 || run == runs - 1) {
             fold(walk, walk->total, walk->node);

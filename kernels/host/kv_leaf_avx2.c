@@ -18,7 +18,6 @@
 #include "kernels/host/vector_avx2.h"
 
 #define INLINE VECTOR_AVX2_INLINE
-#define UNROLL VECTOR_AVX2_UNROLL
 
 enum { ROWS = 6, FEW_ROWS = 4, PANEL = 8 };
 
@@ -61,18 +60,21 @@ static void widen_planes(const struct leaf_planes *page, struct leaf_tile *tile)
 /* 8 tokens x 8 dims of BF16 to [dim][token]; tokens from `count` on are zero. */
 static void transpose_bf16(const uint16_t *from, uint32_t dim, uint32_t count, float *to) {
     __m128i r[8], a[8], b[8];
-
-    UNROLL for (uint32_t t = 0; t < 8; t++) r[t] =
-        t < count ? _mm_loadu_si128((const __m128i *)(from + t * dim)) : _mm_setzero_si128();
-    UNROLL for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 16
+    for (uint32_t t = 0; t < 8; t++)
+        r[t] = t < count ? _mm_loadu_si128((const __m128i *)(from + t * dim)) : _mm_setzero_si128();
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
         a[i] = _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
         a[i + 4] = _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
     }
-    UNROLL for (int i = 0; i < 8; i += 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 8; i += 2) {
         b[i] = _mm_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm_unpackhi_epi32(a[i], a[i + 1]);
     }
-    UNROLL for (int i = 0; i < 8; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 8; i++) {
         int at = i / 4 * 4 + i / 2 % 2;
         __m128i eight =
             i % 2 ? _mm_unpackhi_epi64(b[at], b[at + 2]) : _mm_unpacklo_epi64(b[at], b[at + 2]);
@@ -135,45 +137,54 @@ struct product {
     size_t out_stride;
 };
 
-INLINE __m256 panel_at(const struct product *p, int bytes, size_t panel, uint32_t k) {
-    size_t at = panel * p->panel_stride + (size_t)k * PANEL;
-
+/* Eight values of one step of a panel, `at` values from the start. */
+INLINE __m256 panel_at(const void *b, int bytes, size_t at) {
     if (bytes) {
-        const int8_t *codes = (const int8_t *)p->b + at;
+        const int8_t *codes = (const int8_t *)b + at;
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)codes)));
     }
-    return _mm256_load_ps((const float *)p->b + at);
+    return _mm256_load_ps((const float *)b + at);
 }
 
 INLINE void multiply(const struct product *p, int bytes, int rows, int panels, size_t first) {
-    const float *a_rows = p->a;
-    const size_t a_stride = p->a_stride;
-    __m256 acc[ROWS][8];
-
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < panels; j++) acc[r][j] =
-        _mm256_set1_ps(p->start[r]);
-    for (uint32_t k = 0; k < p->steps; k++) {
-        __m256 a[3];
+    const size_t a_stride = p->a_stride, b_stride = p->panel_stride;
+    const uint32_t steps = p->steps;
+    const float *a_at = p->a;
+    size_t b_at = first * b_stride;
+    __m256 acc[ROWS][8], a[3];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int j = 0; j < panels; j++)
+            acc[r][j] = _mm256_set1_ps(p->start[r]);
+    for (uint32_t k = 0; k < steps; k++, a_at++, b_at += PANEL) {
         if (rows <= 3) {
-            UNROLL for (int r = 0; r < rows; r++) a[r] =
-                _mm256_broadcast_ss(a_rows + (size_t)r * a_stride + k);
-            UNROLL for (int j = 0; j < panels; j++) {
-                __m256 b = panel_at(p, bytes, first + (size_t)j, k);
-                UNROLL for (int r = 0; r < rows; r++) acc[r][j] =
-                    _mm256_fmadd_ps(a[r], b, acc[r][j]);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++)
+                a[r] = _mm256_broadcast_ss(a_at + (size_t)r * a_stride);
+#pragma GCC unroll 16
+            for (int j = 0; j < panels; j++) {
+                __m256 b = panel_at(p->b, bytes, b_at + (size_t)j * b_stride);
+#pragma GCC unroll 16
+                for (int r = 0; r < rows; r++)
+                    acc[r][j] = _mm256_fmadd_ps(a[r], b, acc[r][j]);
             }
             continue;
         }
-        __m256 b0 = panel_at(p, bytes, first, k), b1 = panel_at(p, bytes, first + 1, k);
-        UNROLL for (int r = 0; r < rows; r++) {
-            a[0] = _mm256_broadcast_ss(a_rows + (size_t)r * a_stride + k);
+        __m256 b0 = panel_at(p->b, bytes, b_at), b1 = panel_at(p->b, bytes, b_at + b_stride);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            a[0] = _mm256_broadcast_ss(a_at + (size_t)r * a_stride);
             acc[r][0] = _mm256_fmadd_ps(a[0], b0, acc[r][0]);
             acc[r][1] = _mm256_fmadd_ps(a[0], b1, acc[r][1]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < panels; j++)
-        _mm256_store_ps(p->out + (size_t)r * p->out_stride + (first + (size_t)j) * PANEL,
-                        _mm256_add_ps(acc[r][j], _mm256_setzero_ps()));
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int j = 0; j < panels; j++)
+            _mm256_store_ps(p->out + (size_t)r * p->out_stride + (first + (size_t)j) * PANEL,
+                            _mm256_add_ps(acc[r][j], _mm256_setzero_ps()));
 }
 
 /* Few rows take more panels at a time, so that enough sums run side by side. */
@@ -232,36 +243,46 @@ struct softmax {
     float start; /* v_half * sum of weights */
 };
 
-/* x[64] raw sums to weights in place; tokens from `seen` on get weight 0. */
-INLINE struct softmax softmax_row(const struct leaf_tile *tile, uint32_t seen, float *x) {
-    const __m256 lowest = _mm256_set1_ps(-INFINITY);
-    struct softmax row = {-INFINITY, 0.0f, 0.0f};
-    __m256 v[8], max = lowest, odd = _mm256_setzero_ps();
+INLINE __m256 sum_of(const __m256 v[8]) {
+    return _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(v[0], v[1]), _mm256_add_ps(v[2], v[3])),
+                         _mm256_add_ps(_mm256_add_ps(v[4], v[5]), _mm256_add_ps(v[6], v[7])));
+}
 
-    UNROLL for (uint32_t i = 0; i < 8; i++) {
-        __m256 below = lanes_below(seen, 8 * i);
+/* x[64] raw sums to weights in place; tokens from `seen` on get weight 0. A NaN may be lost in the
+ * maximum but not in the weights and their sum. */
+INLINE struct softmax softmax_lanes(const struct leaf_tile *tile, uint32_t seen, float *x) {
+    const __m256 lowest = _mm256_set1_ps(-INFINITY);
+    struct softmax row;
+    __m256 v[8], max = lowest;
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < 8; i++) {
         v[i] = _mm256_mul_ps(_mm256_load_ps(x + 8 * i), _mm256_load_ps(tile->k_scale + 8 * i));
-        v[i] = _mm256_blendv_ps(lowest, v[i], below);
-        odd = _mm256_or_ps(odd, _mm256_cmp_ps(v[i], v[i], _CMP_UNORD_Q));
+        if (seen < LAYOUT_PAGE_TOKENS)
+            v[i] = _mm256_blendv_ps(lowest, v[i], lanes_below(seen, 8 * i));
         max = _mm256_max_ps(max, v[i]);
     }
-    row.max = _mm256_movemask_ps(odd) ? NAN : vector_avx2_max(max);
-    UNROLL for (uint32_t i = 0; i < 8; i++) {
-        __m256 p = vector_avx2_exp(_mm256_sub_ps(v[i], _mm256_set1_ps(row.max)));
-        v[i] = _mm256_and_ps(p, lanes_below(seen, 8 * i));
+    row.max = vector_avx2_max(max);
+    max = _mm256_set1_ps(row.max);
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < 8; i++) {
+        v[i] = vector_avx2_exp(_mm256_sub_ps(v[i], max));
+        if (seen < LAYOUT_PAGE_TOKENS)
+            v[i] = _mm256_and_ps(v[i], lanes_below(seen, 8 * i));
     }
-    __m256 sum = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(v[0], v[1]), _mm256_add_ps(v[2], v[3])),
-                               _mm256_add_ps(_mm256_add_ps(v[4], v[5]), _mm256_add_ps(v[6], v[7])));
-    UNROLL for (uint32_t i = 0; i < 8; i++) {
+    row.sum = vector_avx2_sum(sum_of(v));
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < 8; i++) {
         v[i] = _mm256_mul_ps(v[i], _mm256_load_ps(tile->v_scale + 8 * i));
         _mm256_store_ps(x + 8 * i, v[i]);
     }
-    __m256 weights =
-        _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(v[0], v[1]), _mm256_add_ps(v[2], v[3])),
-                      _mm256_add_ps(_mm256_add_ps(v[4], v[5]), _mm256_add_ps(v[6], v[7])));
-    row.sum = vector_avx2_sum(sum);
-    row.start = tile->v_half * vector_avx2_sum(weights);
+    row.start = tile->v_half * vector_avx2_sum(sum_of(v));
     return row;
+}
+
+static struct softmax softmax_row(const struct leaf_tile *tile, uint32_t seen, float *x) {
+    if (seen == LAYOUT_PAGE_TOKENS)
+        return softmax_lanes(tile, LAYOUT_PAGE_TOKENS, x);
+    return softmax_lanes(tile, seen, x);
 }
 
 /* --- one page */
@@ -364,33 +385,42 @@ INLINE void fold_row(float *acc, const float *add, uint32_t dim, const float sca
     }
 }
 
-static void fold(struct leaf_state into, struct leaf_state from, uint32_t rows, uint32_t dim) {
-    for (uint32_t row = 0; row < rows; row++) {
-        float *acc = into.acc + (size_t)row * dim;
-        const float *add = from.acc + (size_t)row * dim;
+static void fold_one(struct leaf_state into, struct leaf_state from, uint32_t row, uint32_t dim) {
+    float *acc = into.acc + (size_t)row * dim;
+    const float *add = from.acc + (size_t)row * dim;
+    float max = into.max[row] > from.max[row] ? into.max[row] : from.max[row];
+    __m256 shift = _mm256_setr_ps(into.max[row] - max, from.max[row] - max, 0, 0, 0, 0, 0, 0);
+    _Alignas(32) float scale[8];
 
-        if (from.sum[row] == 0.0f)
-            continue;
-        if (into.sum[row] == 0.0f) {
-            into.max[row] = from.max[row];
-            into.sum[row] = from.sum[row];
-            memcpy(acc, add, dim * sizeof *acc);
-            continue;
-        }
-        float max = into.max[row] > from.max[row] ? into.max[row] : from.max[row];
-        float scale[2] = {leaf_exp(into.max[row] - max), leaf_exp(from.max[row] - max)};
-        into.max[row] = max;
-        into.sum[row] = into.sum[row] * scale[0] + from.sum[row] * scale[1];
-        fold_row(acc, add, dim, scale);
+    if (from.sum[row] == 0.0f)
+        return;
+    if (into.sum[row] == 0.0f) {
+        into.max[row] = from.max[row];
+        into.sum[row] = from.sum[row];
+        memcpy(acc, add, dim * sizeof *acc);
+        return;
     }
+    _mm256_store_ps(scale, vector_avx2_exp(shift));
+    into.max[row] = max;
+    into.sum[row] = into.sum[row] * scale[0] + from.sum[row] * scale[1];
+    fold_row(acc, add, dim, scale);
+}
+
+static void fold(struct leaf_state into, struct leaf_state from, uint32_t rows, uint32_t dim) {
+    for (uint32_t row = 0; row < rows; row++)
+        fold_one(into, from, row, dim);
 }
 
 INLINE void rotate_rows(float *values, uint32_t rows, int count) {
     for (uint32_t row = 0; row < rows; row++, values += count * PANEL) {
         __m256 x[LEAF_DIM_MAX / PANEL];
-        UNROLL for (int i = 0; i < count; i++) x[i] = _mm256_load_ps(values + i * PANEL);
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++)
+            x[i] = _mm256_load_ps(values + i * PANEL);
         vector_avx2_rotate(x, count);
-        UNROLL for (int i = 0; i < count; i++) _mm256_store_ps(values + i * PANEL, x[i]);
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++)
+            _mm256_store_ps(values + i * PANEL, x[i]);
     }
 }
 

@@ -38,6 +38,9 @@ static uint16_t scale_of(float absmax) {
     if (absmax <= 0x1p-7f)
         return LEAF_SCALE_MIN_BITS;
     half = (bits >> 13) - ((127 - 15) << 10);
+#ifdef BREAK_SCALE_DOWN
+    return (uint16_t)half;
+#endif
     return (uint16_t)(half + ((bits & 0x1fff) != 0));
 }
 

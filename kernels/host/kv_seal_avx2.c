@@ -11,8 +11,8 @@
 VECTOR_AVX2_INLINE int within(const __m256 *x, int count, float limit, float *absmax_out) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     __m256 max = _mm256_setzero_ps(), good = _mm256_cmp_ps(max, max, _CMP_EQ_OQ);
-
-    VECTOR_AVX2_UNROLL for (int i = 0; i < count; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i++) {
         __m256 size = _mm256_and_ps(x[i], magnitude);
         good = _mm256_and_ps(good, _mm256_cmp_ps(size, _mm256_set1_ps(limit), _CMP_LE_OQ));
         max = _mm256_max_ps(max, size);
@@ -39,8 +39,9 @@ VECTOR_AVX2_INLINE uint16_t scale_of(float absmax) {
 VECTOR_AVX2_INLINE int encode(const uint16_t *x, int count, int8_t *codes, uint16_t *scale_out) {
     __m256 y[LEAF_DIM_MAX / 8];
     float absmax;
-
-    VECTOR_AVX2_UNROLL for (int i = 0; i < count; i++) y[i] = vector_avx2_from_bf16(x + 8 * i);
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i++)
+        y[i] = vector_avx2_from_bf16(x + 8 * i);
     int good = within(y, count, 0x1.fffffep+127f, &absmax);
     vector_avx2_rotate(y, count);
     good &= within(y, count, LEAF_ABSMAX_LIMIT, &absmax);
@@ -51,7 +52,8 @@ VECTOR_AVX2_INLINE int encode(const uint16_t *x, int count, int8_t *codes, uint1
     }
     *scale_out = scale_of(absmax);
     __m256 scale = _mm256_set1_ps(dense_f16_f32(*scale_out));
-    VECTOR_AVX2_UNROLL for (int i = 0; i < count; i += 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i += 2) {
         __m256i words = _mm256_packs_epi32(code_of(y[i], scale), code_of(y[i + 1], scale));
         words = _mm256_permute4x64_epi64(words, 0xD8);
         __m128i bytes =

@@ -12,7 +12,6 @@
 #include "kernels/host/vector_avx2.h"
 
 #define INLINE VECTOR_AVX2_INLINE
-#define UNROLL VECTOR_AVX2_UNROLL
 
 INLINE __m256i load(const uint8_t *at) {
     return _mm256_loadu_si256((const __m256i *)at);
@@ -41,18 +40,20 @@ INLINE void exchange(__m256i a, __m256i b, __m256i m, __m256i *first, __m256i *s
 /* In each half: row r of the result holds bytes 2r and 2r + 1 of all eight inputs, 8 and 8. */
 INLINE void transpose8(__m256i r[8]) {
     __m256i a[8], b[8];
-
-    UNROLL for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
         a[i] = _mm256_unpacklo_epi8(r[2 * i], r[2 * i + 1]);
         a[i + 4] = _mm256_unpackhi_epi8(r[2 * i], r[2 * i + 1]);
     }
-    UNROLL for (int i = 0; i < 2; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
         b[4 * i] = _mm256_unpacklo_epi16(a[4 * i], a[4 * i + 1]);
         b[4 * i + 1] = _mm256_unpackhi_epi16(a[4 * i], a[4 * i + 1]);
         b[4 * i + 2] = _mm256_unpacklo_epi16(a[4 * i + 2], a[4 * i + 3]);
         b[4 * i + 3] = _mm256_unpackhi_epi16(a[4 * i + 2], a[4 * i + 3]);
     }
-    UNROLL for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
         int from = i / 2 * 4 + i % 2;
         r[2 * i] = _mm256_unpacklo_epi32(b[from], b[from + 2]);
         r[2 * i + 1] = _mm256_unpackhi_epi32(b[from], b[from + 2]);
@@ -103,7 +104,8 @@ INLINE void unpack_k(const struct leaf_planes *page, uint32_t dim, int k8, int8_
     for (uint32_t g = 0; g < 8; g++) {
         for (uint32_t kk = 0; kk < dim / 64; kk++) {
             __m256i codes[2][8];
-            UNROLL for (uint32_t mt = 0; mt < 4; mt++) {
+#pragma GCC unroll 16
+            for (uint32_t mt = 0; mt < 4; mt++) {
                 __m256i four[4];
                 k_expand(page, dim, k8, mt * 32 + 4 * g, kk, four);
                 codes[0][2 * mt] = four[0];
@@ -111,9 +113,11 @@ INLINE void unpack_k(const struct leaf_planes *page, uint32_t dim, int k8, int8_
                 codes[1][2 * mt] = four[2];
                 codes[1][2 * mt + 1] = four[3];
             }
-            UNROLL for (uint32_t i = 0; i < 2; i++) {
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < 2; i++) {
                 transpose8(codes[i]);
-                UNROLL for (uint32_t r = 0; r < 8; r++) {
+#pragma GCC unroll 16
+                for (uint32_t r = 0; r < 8; r++) {
                     uint32_t word = r / 2;
                     uint32_t d = 32 * (2 * kk + word % 2) + 16 * i + 8 * (word / 2) + 2 * (r % 2);
                     int8_t *at = panels + (g * dim + d) * 8;
@@ -142,7 +146,9 @@ void unpack_avx2_k(const struct leaf_planes *page, int8_t *panels) {
 /* Eight rows d & 7 of a tile whose rows have 64 bytes, transposed: result r, byte j of half h =
  * byte 2r + j / 8 of the unit of token group 2 * tp + h and dim j % 8. */
 INLINE void v_rows(const uint8_t *tile, uint32_t tp, __m256i r[8]) {
-    UNROLL for (uint32_t dl = 0; dl < 8; dl++) r[dl] = load(tile + dl * 64 + tp * 32);
+#pragma GCC unroll 16
+    for (uint32_t dl = 0; dl < 8; dl++)
+        r[dl] = load(tile + dl * 64 + tp * 32);
     transpose8(r);
 }
 
@@ -150,7 +156,8 @@ INLINE void v_rows(const uint8_t *tile, uint32_t tp, __m256i r[8]) {
 INLINE void vx_rows(const uint8_t *tile, uint32_t tp, __m256i r[8]) {
     const __m256i back = _mm256_setr_epi8(3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14, 3,
                                           0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14);
-    UNROLL for (uint32_t dl = 0; dl < 8; dl++) {
+#pragma GCC unroll 16
+    for (uint32_t dl = 0; dl < 8; dl++) {
         __m256i x = load(tile + dl * 64 + tp * 32);
         __m256i low = _mm256_srli_epi16(_mm256_shuffle_epi8(x, back), 4);
         __m256i high = _mm256_slli_epi16(x, 4);
@@ -211,9 +218,11 @@ INLINE void v_quarter(const struct leaf_planes *page, uint32_t bits, struct v_ta
     __m256i base[8], low[2][8], none[2] = {{0}, {0}};
 
     v_rows(vb, tp, base);
-    UNROLL for (uint32_t x = 0; bits == 8 && x < 2; x++)
+#pragma GCC unroll 16
+    for (uint32_t x = 0; bits == 8 && x < 2; x++)
         vx_rows(page->plane[LAYOUT_VX] + (2 * dq + x) * 512, tp, low[x]);
-    UNROLL for (uint32_t r = 0; r < 8; r++) {
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < 8; r++) {
         uint32_t x = r / 4, kv = r / 2 % 2, t3 = r % 2, dt = (2 * dq + x) % 4;
         struct v_target at = {to.panels, 4 * dq + 2 * x, tp * 32 + 8 * t3 + 4 * kv};
         __m256i rr = bits > 2 ? refine[(dt * 2 + t3) * 2 + kv] : none[0];
@@ -234,7 +243,8 @@ INLINE void unpack_v(const struct leaf_planes *page, uint32_t dim, uint32_t bits
                 v_rows(page->plane[LAYOUT_VR1] + dh * 512, tp, r1);
             if (bits > 3)
                 v_rows(page->plane[LAYOUT_VR2] + dh * 512, tp, r2);
-            UNROLL for (uint32_t r = 0; bits > 2 && r < 8; r++)
+#pragma GCC unroll 16
+            for (uint32_t r = 0; bits > 2 && r < 8; r++)
                 v_refine(r1[r], r2[r], &refine[2 * r], &refine[2 * r + 1]);
             for (uint32_t dq = 2 * dh; dq < 2 * dh + 2; dq++) {
                 struct v_target to = {panels, 0, tp * 32};

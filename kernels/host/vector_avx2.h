@@ -1,6 +1,7 @@
 /* kernels/host/vector_avx2.h - register-sized steps that several AVX2 files share.
  *
- * Responsible for: the Hadamard butterflies, sums and maxima across a register, exponential.
+ * Responsible for: the Hadamard butterflies, sums and maxima across a register, exponential. Loops
+ * over registers carry an unroll pragma: at -O2 their arrays would live in memory otherwise.
  * Not responsible for: memory beyond a load; only *_avx2.c files may include this.
  *
  * Threads: pure.
@@ -14,8 +15,6 @@
 #include "kernels/host/leaf.h"
 
 #define VECTOR_AVX2_INLINE static inline __attribute__((always_inline))
-/* Before a loop over registers: unrolled, an array of vectors lives in registers also at -O2. */
-#define VECTOR_AVX2_UNROLL _Pragma("GCC unroll 16")
 
 /* Lanes with bit `stride` clear become a + b, the others a - b: the same two operations on the same
  * operands as the plain loop, so the bits are equal. */
@@ -35,14 +34,16 @@ VECTOR_AVX2_INLINE __m256 vector_avx2_butterfly(__m256 x, __m256 other, int uppe
 /* Normalised Hadamard of 8 * count values, count 8 or 16. */
 VECTOR_AVX2_INLINE void vector_avx2_rotate(__m256 *x, int count) {
     __m256 root = _mm256_set1_ps(leaf_root((uint32_t)count * 8));
-
-    VECTOR_AVX2_UNROLL for (int i = 0; i < count; i++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i++) {
         x[i] = vector_avx2_butterfly(x[i], _mm256_permute_ps(x[i], 0xB1), 0xAA);
         x[i] = vector_avx2_butterfly(x[i], _mm256_permute_ps(x[i], 0x4E), 0xCC);
         x[i] = vector_avx2_butterfly(x[i], _mm256_permute2f128_ps(x[i], x[i], 1), 0xF0);
     }
-    VECTOR_AVX2_UNROLL for (int stride = 1; stride < count; stride *= 2) {
-        VECTOR_AVX2_UNROLL for (int i = 0; i < count; i++) {
+#pragma GCC unroll 16
+    for (int stride = 1; stride < count; stride *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++) {
             if (i & stride)
                 continue;
             __m256 a = x[i], b = x[i + stride];
@@ -50,7 +51,9 @@ VECTOR_AVX2_INLINE void vector_avx2_rotate(__m256 *x, int count) {
             x[i + stride] = _mm256_sub_ps(a, b);
         }
     }
-    VECTOR_AVX2_UNROLL for (int i = 0; i < count; i++) x[i] = _mm256_mul_ps(x[i], root);
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i++)
+        x[i] = _mm256_mul_ps(x[i], root);
 }
 
 VECTOR_AVX2_INLINE __m256 vector_avx2_from_bf16(const uint16_t *at) {
