@@ -10,7 +10,7 @@
 #include "engine/bench_quality.h"
 #include "engine/model/tokenizer.h"
 #include "tests/support_engine.h"
-#include "tests/support_licences.h"
+#include "tools/licences.h"
 #include "tests/testing.h"
 
 #include <stdio.h>

@@ -10,7 +10,7 @@
 #ifndef TESTS_SUPPORT_DEMO_H
 #define TESTS_SUPPORT_DEMO_H
 
-#include "tests/support_licences.h"
+#include "tools/licences.h"
 #include "tools/service.h"
 #include "tools/turn.h"
 

@@ -82,18 +82,31 @@ static void a_stream_that_cannot_be_read_is_an_error(void **state) {
     fclose(folder);
 }
 
-static void the_licences_are_long_enough(void **state) {
-    char *text = NULL;
-    size_t bytes = 0;
+static void documents_are_cut_and_differ(void **state) {
     (void)state;
-    enum kv_err err = licences_read(kv_alloc_system(), &text, &bytes, NULL);
+    const struct kv_alloc *alloc = kv_alloc_system();
+    struct licences *licences = NULL;
+    char *texts[3] = {NULL, NULL, NULL};
+    enum kv_err err = licences_load(alloc, &licences, NULL);
     if (err == KV_ERR_NOT_FOUND)
         testing_skip("no licence texts on this machine");
     assert_int_equal(err, KV_OK);
-    assert_true(bytes > 150000);
-    assert_int_equal(strlen(text), bytes);
-    assert_non_null(strstr(text, "GNU GENERAL PUBLIC LICENSE"));
-    kv_alloc_release(kv_alloc_system(), text);
+    assert_true(licences_bytes(licences) > 100000);
+    for (uint32_t i = 0; i < 3; i++) {
+        /* The third is longer than its slice, so it takes all paragraphs in its own order. */
+        struct licences_document document = {i, 3, i == 2 ? licences_bytes(licences) : 9000,
+                                             "The fact.", 0.5};
+        assert_int_equal(licences_document(licences, &document, &texts[i], NULL), KV_OK);
+        const char *fact = strstr(texts[i], "The fact.");
+        assert_non_null(fact);
+        assert_in_range(fact - texts[i], document.bytes / 3, document.bytes * 2 / 3);
+        assert_in_range(strlen(texts[i]), document.bytes - 100, document.bytes + 100);
+        assert_null(strpbrk(texts[i], "0123456789"));
+    }
+    assert_string_not_equal(texts[0], texts[1]);
+    for (uint32_t i = 0; i < 3; i++)
+        kv_alloc_release(alloc, texts[i]);
+    licences_drop(licences);
 }
 
 static void every_error_has_its_exit_code(void **state) {
@@ -121,5 +134,5 @@ static void every_error_has_its_exit_code(void **state) {
 TESTING_MAIN(cmocka_unit_test(sizes_and_durations_have_units),
              cmocka_unit_test(a_stream_is_read_to_its_end),
              cmocka_unit_test(a_stream_that_cannot_be_read_is_an_error),
-             cmocka_unit_test(the_licences_are_long_enough),
+             cmocka_unit_test(documents_are_cut_and_differ),
              cmocka_unit_test(every_error_has_its_exit_code))

@@ -1,9 +1,10 @@
-/* tools/licences.h - real text that every Debian has.
+/* tools/licences.h - real text that every Debian has, cut into documents.
  *
- * Responsible for: the licence texts of /usr/share/common-licenses as one text, in a fixed order.
- * Not responsible for: what is measured with it.
+ * Responsible for: the paragraphs of the licence texts in /usr/share/common-licenses, lines with
+ * digits and near twins of a text left out, and a document of a wanted length for each session.
+ * Not responsible for: tokens or needles beyond the place where one paragraph is put.
  *
- * Threads: any.
+ * Threads: read-only after licences_load.
  * Units: bytes.
  */
 #ifndef TOOLS_LICENCES_H
@@ -12,10 +13,31 @@
 #include "store/base/alloc.h"
 #include "store/base/diag.h"
 
-#include <stddef.h>
+#include <stdint.h>
 
-/* NOT_FOUND when there are none, IO, NOMEM. The caller releases the text. */
-enum kv_err licences_read(const struct kv_alloc *alloc, char **text_out, size_t *bytes_out,
+struct licences;
+
+/* NOT_FOUND when the folder or a text is missing, NOMEM. */
+enum kv_err licences_load(const struct kv_alloc *alloc, struct licences **licences_out,
+                          struct kv_diag *diag);
+void licences_drop(struct licences *licences);
+uint64_t licences_bytes(const struct licences *licences);
+
+/* Document `index` of `count`: consecutive paragraphs from its own slice while the slices are long
+ * enough for `bytes`, else all paragraphs in an order of its own, repeated to length. `insert`
+ * becomes a paragraph at the share `depth` (0 … 1) of the document. The caller frees *text_out. */
+struct licences_document {
+    uint32_t index, count;
+    uint64_t bytes;
+    const char *insert;
+    double depth;
+};
+enum kv_err licences_document(const struct licences *licences,
+                              const struct licences_document *document, char **text_out,
+                              struct kv_diag *diag);
+
+/* The first `bytes` of all paragraphs, repeated if need be: load, one document, drop. */
+enum kv_err licences_text(const struct kv_alloc *alloc, uint64_t bytes, char **text_out,
                           struct kv_diag *diag);
 
 #endif
