@@ -170,6 +170,9 @@ enum kv_err codec_unpack(struct codec *codec, enum codec_id id, const uint8_t *p
                          size_t packed_bytes, uint8_t *raw_out, size_t raw_bytes) {
     assert(id == CODEC_ZSTD || id == CODEC_SHUFFLE_ZSTD);
     uint8_t *to = raw_out;
+#ifdef BREAK_FRAME_SIZE
+    raw_bytes = ZSTD_getFrameContentSize(packed, packed_bytes);
+#endif
     if (raw_bytes > CODEC_BYTES_MAX ||
         ZSTD_findFrameCompressedSize(packed, packed_bytes) != packed_bytes ||
         ZSTD_getFrameContentSize(packed, packed_bytes) != raw_bytes)

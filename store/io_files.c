@@ -15,9 +15,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifdef BREAK_LINKS
+enum { NOFOLLOW = 0 };
+#else
+enum { NOFOLLOW = O_NOFOLLOW };
+#endif
+
 int io_files_open(void *context, int dir, const char *name, int flags, int *file_out) {
     (void)context;
-    int how = O_CLOEXEC | O_NOFOLLOW | ((flags & IO_WRITE) != 0 ? O_RDWR : O_RDONLY);
+    int how = O_CLOEXEC | NOFOLLOW | ((flags & IO_WRITE) != 0 ? O_RDWR : O_RDONLY);
     if ((flags & IO_CREATE) != 0)
         how |= O_CREAT;
     if ((flags & IO_EXCLUSIVE) != 0)

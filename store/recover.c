@@ -163,6 +163,9 @@ enum kv_err recover_verify(struct store *store, const struct fmt_batch *batch,
         struct fmt_op op;
         enum kv_err err = fmt_op_decode(&reader, &op);
         assert(err == KV_OK); /* recover_load has decoded them all */
+#ifdef BREAK_TORN_BATCH
+        continue;
+#endif
         if (op.type != FMT_OP_PUT)
             continue;
         struct store_read_entry_args args = {.key = op.key,

@@ -187,6 +187,9 @@ static int open_file(struct segment_writer *writer) {
     }
     writer->file = file;
     writer->direct = info.is_direct;
+#ifdef BREAK_DIRECT_FLAG
+    writer->direct = writer->options.direct_wanted;
+#endif
     writer->allocated_end = writer->at.off;
     writer->names_dirty |= writer->at.off == 0;
     /* Bytes that the index counts on are gone: nothing may be put in their place. */
@@ -204,9 +207,12 @@ static int close_file(struct segment_writer *writer) {
 }
 
 static int sync_file(struct segment_writer *writer) {
-    const struct io_door *door = door_of(writer);
     uint64_t begin_ns = kv_clock_now_ns(writer->options.clock);
-    int error = writer->file < 0 ? 0 : door->sync(door->context, writer->file);
+    int error = 0;
+#ifndef BREAK_SYNC
+    if (writer->file >= 0)
+        error = door_of(writer)->sync(door_of(writer)->context, writer->file);
+#endif
     writer->counts.sync_ns += kv_clock_now_ns(writer->options.clock) - begin_ns;
     writer->sync_failed |= error != 0;
     return error;

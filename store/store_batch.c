@@ -50,6 +50,9 @@ static enum kv_err check_budget(struct store_batch *batch, uint64_t extent_bytes
     uint64_t need = 0;
     uint64_t have = 0;
     uint64_t room = room_after(batch, extent_bytes, op_bytes, &need, &have);
+#ifdef BREAK_BUDGET
+    have = need;
+#endif
     if (room == 0 && have < need)
         return kv_diag_set(
             diag, KV_ERR_NO_SPACE,
@@ -292,6 +295,9 @@ enum kv_err store_batch_update(struct store_batch *batch, const void *key, size_
     /* The operations may move when the record grows, so the extents are taken out first. */
     memcpy(batch->extents, entry.extents, (size_t)entry.extent_count * FMT_EXTENT_BYTES);
     entry.extents = batch->extents;
+#ifdef BREAK_UPDATE
+    entry.extent_count = 0;
+#endif
     entry.value = value;
     entry.value_bytes = (uint32_t)value_bytes;
     KV_TRY(add_put(batch, key, key_bytes, &entry, diag));
@@ -401,9 +407,13 @@ static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
     struct fmt_batch head;
     enum kv_err err = KV_OK;
     KV_TRY(write_record(batch, &old, &head, diag));
+    struct fmt_state now = old;
+#ifdef BREAK_ORDER
+    KV_TRY(recover_apply(store->index, &head, batch->record, &now, diag));
+    now = old;
+#endif
     KV_TRY(segment_sync(store->writer, diag));
     uint64_t begin_ns = kv_clock_now_ns(store->options.clock);
-    struct fmt_state now = old;
     err = recover_apply(store->index, &head, batch->record, &now, diag);
     batch->stats.index_ns = kv_clock_now_ns(store->options.clock) - begin_ns;
     if (err != KV_OK)

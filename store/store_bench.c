@@ -97,6 +97,9 @@ static enum kv_err write_batch(struct bench *bench, uint64_t first, uint64_t end
 }
 
 static enum kv_err write_all(struct bench *bench, struct kv_diag *diag) {
+#ifdef BREAK_BENCH_RANGE
+    bench->extents /= 2;
+#endif
     uint64_t per_batch = bench->options->batch_bytes / bench->options->extent_bytes;
     enum kv_err err = KV_OK;
     for (uint64_t first = 0; first < bench->extents && err == KV_OK; first += per_batch) {

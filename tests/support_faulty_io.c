@@ -519,6 +519,12 @@ struct faulty_io_counts faulty_io_counts(struct faulty_io *faulty) {
     return counts;
 }
 
+void faulty_io_cut_power(struct faulty_io *faulty) {
+    pthread_mutex_lock(&faulty->lock);
+    cut_power(faulty);
+    pthread_mutex_unlock(&faulty->lock);
+}
+
 void faulty_io_await_stall(struct faulty_io *faulty) {
     pthread_mutex_lock(&faulty->lock);
     while (faulty->counts.stalled == 0)

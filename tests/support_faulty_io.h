@@ -69,6 +69,8 @@ const struct io_door *faulty_io_door(struct faulty_io *faulty);
 void faulty_io_arm(struct faulty_io *faulty, const struct faulty_io_plan *plan);
 void faulty_io_release(struct faulty_io *faulty); /* lets stalled requests go, disarms */
 struct faulty_io_counts faulty_io_counts(struct faulty_io *faulty);
+/* The power fails now, for a plan with power_cut: what was not synced is partly undone. */
+void faulty_io_cut_power(struct faulty_io *faulty);
 /* Waits until at least one request is being held. */
 void faulty_io_await_stall(struct faulty_io *faulty);
 

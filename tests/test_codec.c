@@ -2,6 +2,7 @@
  *
  * Responsible for: round trips, try-and-keep by kind, bounded output, damage, allocation failure.
  * Not responsible for: digests (test_store.c).
+ * Broken twins: BREAK_FRAME_SIZE.
  */
 #include "store/codec.h"
 

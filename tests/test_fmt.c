@@ -2,6 +2,7 @@
  *
  * Responsible for: round trips, every shorter length and every flipped byte being refused, bounds.
  * Not responsible for: files.
+ * Broken twins: BREAK_ENTRY_CHECK.
  */
 #include "store/fmt.h"
 

@@ -2,6 +2,7 @@
  *
  * Responsible for: file calls, queues, depth, deadlines, short reads, symbolic links, fallbacks.
  * Not responsible for: what the store does with them.
+ * Broken twins: BREAK_LINKS.
  */
 #include "store/io.h"
 

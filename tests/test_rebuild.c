@@ -3,6 +3,7 @@
  * Responsible for: a rebuilt index equals the lost one record for record, what cannot be rebuilt is
  * said, and an empty list is never the answer to damage.
  * Not responsible for: crashes (test_recover.c).
+ * Broken twins: BREAK_LAST_REPLAY.
  */
 #include "store/store.h"
 

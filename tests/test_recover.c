@@ -3,6 +3,7 @@
  * Responsible for: after any death the store opens with the old state or the new one, never a
  * mixture, and what was acknowledged is there; what a crash left behind the tail is gone.
  * Not responsible for: lost or damaged indexes (test_rebuild.c).
+ * Broken twins: BREAK_SYNC, BREAK_ORDER, BREAK_TORN_BATCH.
  */
 #include "store/store.h"
 
@@ -86,6 +87,7 @@ static int run_child(const char *dir, const struct faulty_io_plan *plan,
         faulty_io_arm(faulty, plan);
         if (second_batch(store) != KV_OK)
             _exit(2);
+        faulty_io_cut_power(faulty);
         _exit(0); /* acknowledged, but never closed */
     }
     int status = 0;

@@ -3,6 +3,7 @@
  * Responsible for: placing, packing, crossing segment ends, rollback, faults of single calls, and
  * that the direct flag is what the file says.
  * Not responsible for: batches (test_store_batch.c).
+ * Broken twins: BREAK_DIRECT_FLAG.
  */
 #include "store/segment.h"
 

@@ -3,6 +3,7 @@
  * Responsible for: the round trip on both doors and on tmpfs, update and delete semantics, walks,
  * sizes, counts, the account of a commit, reading beside a writer in another process.
  * Not responsible for: faults (test_store_batch.c), opening (test_store_open.c).
+ * Broken twins: BREAK_UPDATE.
  */
 #include "store/store.h"
 

@@ -3,6 +3,7 @@
  * Responsible for: figures with bytes behind them, depth, truth about door and O_DIRECT, no
  * remains.
  * Not responsible for: the figures themselves.
+ * Broken twins: BREAK_BENCH_RANGE.
  */
 #include "store/store_bench.h"
 

@@ -2,6 +2,7 @@
  *
  * Responsible for: what store_open refuses and with which words, and that it changes nothing then.
  * Not responsible for: recovery (test_recover.c, test_rebuild.c).
+ * Broken twins: BREAK_LOCK.
  */
 #include "store/store.h"
 

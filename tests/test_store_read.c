@@ -3,6 +3,7 @@
  * Responsible for: order, depth, placing without a copy, callbacks, every kind of damage being
  * reported and never served, deadlines.
  * Not responsible for: damage to the index (test_rebuild.c).
+ * Broken twins: BREAK_DIGEST.
  */
 #include "store/store_read.h"
 
