@@ -512,6 +512,32 @@ static void a_read_only_disk_can_still_be_read(void **state) {
     umount(folder);
 }
 
+/* In a pipe nobody reads on: a chat whose save or turn fails ends with the code of it, said once. */
+static void a_failure_in_a_pipe_ends_the_chat(void **state) {
+    struct cli *cli = *state;
+    static const char *const commands[] = {"/save\nhello\n", "/sleep\nhello\n"};
+    for (size_t i = 0; i < 2; i++) {
+        cli->input = commands[i];
+        cli_call(cli, "chat", "-s", "a", NULL);
+        assert_in_range(cli->code, 1, 7);
+        const char *said = strstr(cli->err, "coldplane: ");
+        assert_non_null(said);
+        assert_non_null(strstr(said, "nothing to save"));
+        assert_null(strstr(said + 1, "coldplane: "));
+    }
+    char *words = calloc(1, 9000 * 5 + 2);
+    for (size_t i = 0; i < 9000; i++)
+        memcpy(words + 5 * i, "word ", 5);
+    cli->input = words;
+    cli_call(cli, "chat", "-s", "a", NULL);
+    free(words);
+    assert_int_equal(cli->code, 3);
+    const char *said = strstr(cli->err, "coldplane: ");
+    assert_non_null(said);
+    assert_non_null(strstr(said, "do not fit"));
+    assert_null(strstr(said + 1, "coldplane: "));
+}
+
 /* A closed descriptor must not become one of the store's files. */
 static void closed_standard_descriptors_reach_no_file(void **state) {
     struct cli *cli = *state;
@@ -550,5 +576,5 @@ TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2
              TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
              TEST(a_newer_store_is_refused), TEST(a_held_store_refuses_writers_only),
              TEST(a_save_that_cannot_be_written_says_so), TEST(a_full_disk_keeps_what_was_saved),
-             TEST(a_read_only_disk_can_still_be_read),
+             TEST(a_read_only_disk_can_still_be_read), TEST(a_failure_in_a_pipe_ends_the_chat),
              TEST(closed_standard_descriptors_reach_no_file))

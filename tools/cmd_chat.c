@@ -218,6 +218,14 @@ static void tell_error(const struct kv_diag *diag) {
     fprintf(stderr, "\n");
 }
 
+/* Not on a terminal nobody can react: the first failure ends the run, and main says it. */
+static enum kv_err tell_or_end(enum kv_err err, const struct kv_diag *diag) {
+    if (err == KV_OK || !isatty(STDIN_FILENO))
+        return err;
+    tell_error(diag);
+    return KV_OK;
+}
+
 static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
                              struct kv_diag *diag) {
     struct turn_result result;
@@ -233,22 +241,23 @@ static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
     else if (err == KV_OK && result.done == ENGINE_DONE_CONTEXT)
         fprintf(stderr, "(the model's context is full; begin a new session)\n");
     if (err != KV_OK) {
-        tell_error(&why);
         enum kv_err lost = recover(talk, &result, diag);
-        /* Not on a terminal nobody can react, so the first failure ends the run. */
-        if (lost == KV_OK && !isatty(STDIN_FILENO)) {
+        if (lost != KV_OK) {
+            tell_error(&why);
+            err = lost;
+        } else {
             *diag = why;
-            lost = err;
+            err = tell_or_end(err, diag);
         }
-        err = lost;
     }
     turn_result_release(talk->service, &result);
     talk->cmd->interrupts = 0;
     return err;
 }
 
-/* 1 when the line was a command; *over_out 1 when it ends the chat. */
-static int slash(struct talk *talk, const char *line, int *over_out, struct kv_diag *diag) {
+/* 1 when the line was a command; *over_out 1 when it ends the chat, *err_out when it failed so. */
+static int slash(struct talk *talk, const char *line, int *over_out, enum kv_err *err_out,
+                 struct kv_diag *diag) {
     struct receipt receipt;
     enum kv_err err = KV_OK;
     if (strcmp(line, "/quit") == 0) {
@@ -267,8 +276,7 @@ static int slash(struct talk *talk, const char *line, int *over_out, struct kv_d
     } else {
         return 0;
     }
-    if (err != KV_OK)
-        tell_error(diag);
+    *err_out = tell_or_end(err, diag);
     return 1;
 }
 
@@ -294,7 +302,7 @@ static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct k
                               LINE_EDIT_BYTES_MAX);
             break;
         }
-        if (bytes == 0 || slash(talk, line, &over, diag))
+        if (bytes == 0 || slash(talk, line, &over, &err, diag))
             continue;
         err = chat_turn(talk, line, bytes, diag);
     }
