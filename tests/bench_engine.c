@@ -10,8 +10,8 @@
 #include "engine/bench_quality.h"
 #include "engine/model/tokenizer.h"
 #include "tests/support_engine.h"
-#include "tools/licences.h"
 #include "tests/testing.h"
+#include "tools/licences.h"
 
 #include <stdio.h>
 #include <stdlib.h>
