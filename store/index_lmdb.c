@@ -10,6 +10,8 @@
  */
 #include "store/index.h"
 
+#include "store/index_pages.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -200,6 +202,8 @@ enum kv_err index_open(const struct index_options *options, struct index **out,
     }
     KV_TRY(open_dir(options, &index->dir, diag));
     KV_TRY(look_at_files(options, index->dir, diag));
+    if (options->mode != INDEX_CREATE)
+        KV_TRY(index_pages_check(options->door, index->dir, options->alloc, diag));
     KV_TRY(open_lmdb(index, options, diag));
     *out = index;
     index = NULL;
@@ -304,6 +308,12 @@ static int seek(MDB_cursor *cursor, const struct index_range *range, MDB_val *ke
     return rc;
 }
 
+static int is_after(const MDB_val *key, const struct index_range *range) {
+    size_t shorter = key->mv_size < range->after_bytes ? key->mv_size : range->after_bytes;
+    int order = shorter == 0 ? 0 : memcmp(key->mv_data, range->after, shorter);
+    return order > 0 || (order == 0 && key->mv_size > range->after_bytes);
+}
+
 enum kv_err index_next(struct index *index, const struct index_range *range,
                        struct index_copy *copy, struct kv_diag *diag) {
     MDB_txn *txn = NULL;
@@ -321,6 +331,9 @@ enum kv_err index_next(struct index *index, const struct index_range *range,
                          (range->prefix_bytes != 0 &&
                           memcmp(key.mv_data, range->prefix, range->prefix_bytes) != 0)))
         err = KV_ERR_NOT_FOUND;
+    /* Keys out of order would make a walk go round for ever. */
+    if (err == KV_OK && !is_after(&key, range))
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "index: its keys are out of order");
     if (err == KV_OK)
         err = copy_out(index, &key, &data, copy, diag);
     if (cursor != NULL)
