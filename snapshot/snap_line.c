@@ -49,11 +49,24 @@ const struct image_page *snap_line_page(const struct transfer_durable *durable, 
     return NULL;
 }
 
+static struct snap_line *find(const struct snap_lines *lines, uint64_t lineage) {
+    struct snap_line *line = lines->first;
+    while (line != NULL && line->lineage != lineage)
+        line = line->next;
+    return line;
+}
+
+/* A session that was woken has no line before it writes; until then, as after that, a line that is
+ * left over from an earlier life of the same lineage is not its own. */
 struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line) {
     struct session *session = session_find(lines->engine, line->name);
-    if (session == NULL || transfer_durable(session)->lineage != line->lineage)
+    if (session == NULL)
         return NULL;
-    return session;
+    const struct transfer_durable *durable = transfer_durable(session);
+#ifdef BREAK_EARLIER_LIFE
+    return durable->lineage == line->lineage ? session : NULL;
+#endif
+    return !durable->trim_pending && find(lines, durable->lineage) == line ? session : NULL;
 }
 
 void snap_line_release(struct snap_lines *lines, struct snap_line *line) {
@@ -86,13 +99,6 @@ static void forget_gone(struct snap_lines *lines) {
             snap_line_forget(lines, line);
         line = next;
     }
-}
-
-static struct snap_line *find(const struct snap_lines *lines, uint64_t lineage) {
-    struct snap_line *line = lines->first;
-    while (line != NULL && line->lineage != lineage)
-        line = line->next;
-    return line;
 }
 
 enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,

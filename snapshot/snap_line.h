@@ -54,7 +54,8 @@ struct snap_lines {
  * create or a wake. IO (no random numbers), NOMEM. */
 enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
                          struct snap_line **line_out, struct kv_diag *diag);
-/* The resident session that the line belongs to; NULL when it has gone. */
+/* The resident session that the line belongs to; NULL when it has gone, also when it has been woken
+ * again since. */
 struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line);
 void snap_line_release(struct snap_lines *lines, struct snap_line *line);
 /* Takes the line from the list: the session has left the device. */

@@ -443,6 +443,36 @@ static void blocks_of_an_unsaved_life_are_trimmed(void **state) {
     close_fixture(&f);
 }
 
+/* Blocks of a life that was dropped become durable after the session was woken again: they are the
+ * earlier life's, and the woken one must not count them as its own. BREAK_EARLIER_LIFE does. */
+static void late_blocks_of_an_earlier_life_are_not_counted(void **state) {
+    (void)state;
+    struct fixture f;
+    struct life_turn kept, woken;
+    open_fixture(&f);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 320 + 256 * 2, 0, NULL);
+    life_save(&f.life, session, 0);
+    arm(&f, FAULTY_IO_STALL, FAULTY_IO_WRITE, 1);
+    life_say(session, 2, 256 * 2, 0, NULL);
+    faulty_io_await_stall(f.faulty);
+    session_drop(session);
+    session = life_wake(&f.life, "chat", NULL);
+    faulty_io_release(f.faulty);
+    snapshot_drain(f.life.snapshot);
+    assert_int_equal(count_records(&f.life, "b", NULL), 4);
+    assert_int_equal(transfer_durable(session)->block_count, 2);
+    life_say(session, 3, 256 * 2, 0, NULL);
+    life_save(&f.life, session, 0);
+    assert_int_equal(transfer_durable(session)->block_count, 4);
+    life_say(session, 4, 30, 6, &kept);
+    session_drop(session);
+    session = life_wake(&f.life, "chat", NULL);
+    life_say(session, 4, 30, 6, &woken);
+    life_same_turn(&kept, &woken);
+    close_fixture(&f);
+}
+
 static void what_was_never_saved_goes_at_the_next_open(void **state) {
     (void)state;
     struct fixture f;
@@ -642,6 +672,7 @@ TESTING_MAIN(cmocka_unit_test(a_save_costs_new_tokens_only),
              cmocka_unit_test(a_session_may_leave_while_it_is_saved),
              cmocka_unit_test(removal_leaves_nothing), cmocka_unit_test(pages_are_counted),
              cmocka_unit_test(blocks_of_an_unsaved_life_are_trimmed),
+             cmocka_unit_test(late_blocks_of_an_earlier_life_are_not_counted),
              cmocka_unit_test(what_was_never_saved_goes_at_the_next_open),
              cmocka_unit_test(a_name_is_not_taken_over),
              cmocka_unit_test(nothing_and_half_read_prompts_are_not_saved),
