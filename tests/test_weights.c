@@ -205,6 +205,13 @@ static void impossible_numbers_are_refused(void **state) {
             close_file(&opened);
         }
     }
+    /* More heads than attention can hold would end in one of its asserts. */
+    open_file(&opened, &options);
+    kv_put_u32(behind(&opened, "llama.attention.head_count_kv") + 4, 257);
+    expect(&opened, KV_ERR_LIMIT, "head_count_kv of the model file is 257");
+    open_file(&opened, &options);
+    kv_put_u32(behind(&opened, "llama.attention.head_count") + 4, 34);
+    expect(&opened, KV_ERR_LIMIT, "34 heads for 2 KV heads");
     const uint32_t floats[] = {0, 0x80000000u, 0x7fc00000u, 0x7f800000u, 0xbf800000u};
     for (size_t i = 0; i < 5; i++) {
         open_file(&opened, &options);

@@ -8,9 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/kvops.h"
 #include "store/base/bytes.h"
 
 enum { NAME_BYTES = 96 };
+
+_Static_assert((int)WEIGHTS_LAYERS_MAX <= (int)LAYOUT_LAYERS_MAX, "attention holds every layer");
 
 struct load {
     const struct gguf *gguf;
@@ -143,12 +146,19 @@ static enum kv_err read_heads(struct load *load) {
     uint32_t value_dim = 0, rope_dim = 0;
     enum kv_err err = KV_OK;
     KV_TRY(read_size(load, "attention.head_count", -1, WEIGHTS_HEADS_MAX, &g->heads));
-    KV_TRY(read_size(load, "attention.head_count_kv", g->heads, WEIGHTS_HEADS_MAX, &g->kv_heads));
+    KV_TRY(read_size(load, "attention.head_count_kv", g->heads, LAYOUT_KV_HEADS_MAX, &g->kv_heads));
     if (g->heads % g->kv_heads != 0) {
         err = kv_diag_set(load->diag, KV_ERR_CORRUPT,
                           "the model has %u heads and %u KV heads; the second must divide the "
                           "first",
                           g->heads, g->kv_heads);
+        goto done;
+    }
+    if (g->heads / g->kv_heads > KVOPS_GROUP_MAX) {
+        err =
+            kv_diag_set(load->diag, KV_ERR_LIMIT,
+                        "the model has %u heads for %u KV heads; at most %d for each is supported",
+                        g->heads, g->kv_heads, KVOPS_GROUP_MAX);
         goto done;
     }
     KV_TRY(read_size(load, "attention.key_length", g->hidden / g->heads, WEIGHTS_HIDDEN_MAX,
