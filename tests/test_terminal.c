@@ -10,11 +10,13 @@
 #include <errno.h>
 #include <poll.h>
 #include <pty.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 enum { SEEN_BYTES = 1 << 18, PATIENCE_MS = 60000 };
@@ -63,6 +65,21 @@ static void expect(struct terminal *terminal, const char *text) {
     }
 }
 
+/* Waits until the editor holds the terminal (1) or has given it back (0). What is typed before it
+ * holds it is echoed by the terminal itself; a ctrl-C before it gives it back is a mere character. */
+static void await_editor(struct terminal *terminal, int holds) {
+    struct termios mode;
+    do {
+        assert_int_equal(tcgetattr(terminal->file, &mode), 0);
+        sched_yield();
+    } while (((mode.c_lflag & ICANON) == 0) != holds);
+}
+
+static void expect_prompt(struct terminal *terminal) {
+    expect(terminal, "> ");
+    await_editor(terminal, 1);
+}
+
 static void type(struct terminal *terminal, const char *text) {
     assert_int_equal(write(terminal->file, text, strlen(text)), strlen(text));
 }
@@ -83,12 +100,12 @@ static void a_line_is_edited_answered_and_saved(void **state) {
     struct terminal *terminal = calloc(1, sizeof *terminal);
     open_terminal(terminal, "8");
     expect(terminal, "session t, new, 0 tokens");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "hellp\x08o, caf\xc3\xa9 \xf0\x9f\x98\x80\n");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "/save\n");
     expect(terminal, "saved: ");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "\x04");
     assert_int_equal(ended(terminal), 0);
     cli_call(cli, "ls", "--json", NULL);
@@ -101,13 +118,13 @@ static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
     struct cli *cli = *state;
     struct terminal *terminal = calloc(1, sizeof *terminal);
     open_terminal(terminal, "7000");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "go on for ever\n");
     expect(terminal, "ever\r\n");
-    expect(terminal, " ");
+    await_editor(terminal, 0);
     type(terminal, "\x03");
     expect(terminal, "(stopped; saved so far)");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "/quit\n");
     assert_int_equal(ended(terminal), 0);
     cli_call(cli, "restore", "t", "--json", NULL);
@@ -122,12 +139,12 @@ static void ctrl_c_twice_at_the_prompt_leaves(void **state) {
     (void)state;
     struct terminal *terminal = calloc(1, sizeof *terminal);
     open_terminal(terminal, "4");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "half a li");
     expect(terminal, "half a li");
     type(terminal, "\x03");
     expect(terminal, "ctrl-C again");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "\x03");
     assert_int_equal(ended(terminal), 0);
     free(terminal);
@@ -137,9 +154,9 @@ static void a_signal_to_end_leaves_what_was_saved(void **state) {
     struct cli *cli = *state;
     struct terminal *terminal = calloc(1, sizeof *terminal);
     open_terminal(terminal, "4");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     type(terminal, "hello\n");
-    expect(terminal, "> ");
+    expect_prompt(terminal);
     kill(terminal->child, SIGTERM);
     assert_int_equal(ended(terminal), 0);
     cli_call(cli, "restore", "t", NULL);
