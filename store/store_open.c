@@ -171,6 +171,20 @@ static void drop_lock(struct store *store) {
     store->lock_file = -1;
 }
 
+/* A directory is there after a power cut only when the one above it is durable too. */
+static int sync_above(struct store *store) {
+    const struct io_door *door = store->options.door;
+    int above = -1;
+    int error = door->open(door->context, store->dir, "..", IO_READ | IO_DIRECTORY, &above);
+    if (error != 0)
+        return error;
+#ifndef BREAK_SYNC_ABOVE
+    error = door->sync(door->context, above);
+#endif
+    door->close(door->context, above);
+    return error;
+}
+
 static enum kv_err make_format(struct store *store, struct kv_diag *diag) {
     const struct io_door *door = store->options.door;
     uint32_t *numbers = NULL;
@@ -200,6 +214,8 @@ static enum kv_err make_format(struct store *store, struct kv_diag *diag) {
         error = door->rename(door->context, store->dir, "FORMAT.tmp", "FORMAT");
     if (error == 0)
         error = door->sync(door->context, store->dir);
+    if (error == 0)
+        error = sync_above(store);
     return name_error(diag, error, "write", "FORMAT");
 }
 

@@ -2,7 +2,7 @@
  *
  * Responsible for: what store_open refuses and with which words, and that it changes nothing then.
  * Not responsible for: recovery (test_recover.c, test_rebuild.c).
- * Broken twins: BREAK_LOCK.
+ * Broken twins: BREAK_LOCK, BREAK_SYNC_ABOVE.
  */
 #include "store/store.h"
 
@@ -68,6 +68,40 @@ static void new_store_is_private(void **state) {
     options.read_only = 1;
     store = support_store_open(&options);
     assert_true(support_store_matches(store, 0, 1, 1));
+    store_close(store);
+}
+
+struct watch {
+    ino_t wanted;
+    int synced;
+};
+
+static int watch_sync(void *context, int file) {
+    struct watch *watch = context;
+    struct stat info;
+    if (fstat(file, &info) != 0)
+        return errno;
+    watch->synced |= info.st_ino == watch->wanted;
+    return fsync(file) == 0 ? 0 : errno;
+}
+
+/* What a power cut must not take: the name of the store's own directory. */
+static void the_directory_above_is_synced(void **state) {
+    (void)state;
+    char parent[TESTING_PATH_BYTES];
+    char dir[512];
+    struct stat info;
+    testing_temp_dir(parent);
+    path_in(dir, parent, "made");
+    assert_int_equal(stat(parent, &info), 0);
+    struct watch watch = {info.st_ino, 0};
+    struct io_door door = *io_posix_door(); /* which looks at no context */
+    door.sync = watch_sync;
+    door.context = &watch;
+    struct store_options options = support_store_options(dir);
+    options.door = &door;
+    struct store *store = support_store_open(&options);
+    assert_int_equal(watch.synced, 1);
     store_close(store);
 }
 
@@ -500,7 +534,8 @@ static void golden_store(void **state) {
     store_close(store);
 }
 
-TESTING_MAIN(cmocka_unit_test(new_store_is_private), cmocka_unit_test(options_are_checked),
+TESTING_MAIN(cmocka_unit_test(new_store_is_private),
+             cmocka_unit_test(the_directory_above_is_synced), cmocka_unit_test(options_are_checked),
              cmocka_unit_test(nothing_there), cmocka_unit_test(foreign_directory),
              cmocka_unit_test(newer_version), cmocka_unit_test(one_writer),
              cmocka_unit_test(links_are_refused), cmocka_unit_test(linked_store_directory),
