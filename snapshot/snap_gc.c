@@ -152,6 +152,11 @@ enum kv_err snap_gc_unsaved(struct store *store, const struct kv_alloc *alloc,
         if (err != KV_OK || lineage == 0 || record.snapshot_count != 0)
             continue;
         err = drop_lineage(&gc, lineage, diag);
+#ifndef BREAK_FULL_STORE
+        /* A full store can still be woken from; what is in the way waits for room. */
+        if (err == KV_ERR_NO_SPACE)
+            return KV_OK;
+#endif
         if (err != KV_OK)
             return err;
     }

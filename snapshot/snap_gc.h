@@ -35,7 +35,7 @@ enum kv_err snap_gc_trim(const struct snap_gc *gc, const char *name, uint64_t li
 enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int change,
                               struct kv_diag *diag);
 /* Deletes lineages that no snapshot ever used: what a program wrote through and never saved. For a
- * store that nobody else writes to. */
+ * store that nobody else writes to; one without room keeps them until there is some. */
 enum kv_err snap_gc_unsaved(struct store *store, const struct kv_alloc *alloc,
                             struct kv_diag *diag);
 

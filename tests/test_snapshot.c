@@ -486,6 +486,27 @@ static void what_was_never_saved_goes_at_the_next_open(void **state) {
     close_fixture(&f);
 }
 
+/* BREAK_FULL_STORE cannot be opened, so that not even what was saved can be woken. */
+static void a_full_store_opens_with_what_was_never_saved(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 100, 0, NULL);
+    life_save(&f.life, session, 0);
+    session = life_session(&f.life, "unsaved", IMAGE_RECIPE_V3);
+    life_say(session, 2, 900, 0, NULL);
+    snapshot_drain(f.life.snapshot);
+    f.options.bytes_max = 64 << 10;
+    reopen(&f);
+    assert_int_equal(count_records(&f.life, "b", NULL), 2);
+    life_wake(&f.life, "chat", NULL);
+    f.options.bytes_max = STORE_BYTES_UNLIMITED;
+    reopen(&f);
+    assert_int_equal(count_records(&f.life, "b", NULL), 0);
+    close_fixture(&f);
+}
+
 /* Invariant 7. BREAK_HEAD moves whatever head is stored. */
 static void a_name_is_not_taken_over(void **state) {
     (void)state;
@@ -674,6 +695,7 @@ TESTING_MAIN(cmocka_unit_test(a_save_costs_new_tokens_only),
              cmocka_unit_test(blocks_of_an_unsaved_life_are_trimmed),
              cmocka_unit_test(late_blocks_of_an_earlier_life_are_not_counted),
              cmocka_unit_test(what_was_never_saved_goes_at_the_next_open),
+             cmocka_unit_test(a_full_store_opens_with_what_was_never_saved),
              cmocka_unit_test(a_name_is_not_taken_over),
              cmocka_unit_test(nothing_and_half_read_prompts_are_not_saved),
              cmocka_unit_test(names_round_trip), cmocka_unit_test(killed_anywhere_it_is_old_or_new))
