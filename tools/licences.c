@@ -125,8 +125,9 @@ uint64_t licences_bytes(const struct licences *licences) {
     return licences->bytes;
 }
 
-/* Which paragraph comes first and how many each step goes on. The paragraph at place `step` of document `index`. Slices: the first paragraph at or after the
- * slice's byte offset, then on. Own orders: a stride that is coprime to the count. */
+/* The place of a document's first paragraph, and how many places each step goes on. A slice begins
+ * with the first paragraph at or after its byte offset and goes on by one; a document with an order
+ * of its own takes a stride that is coprime to the count. */
 struct order {
     size_t first, stride;
 };
