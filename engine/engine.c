@@ -9,6 +9,7 @@
 #include "engine/engine_inner.h"
 #include "engine/model/gguf.h"
 #include "engine/model/weights.h"
+#include "engine/record.h"
 #include "store/base/bytes.h"
 
 #include "build_id.h"
@@ -17,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SESSIONS_MAX = 1024, CODE_ID = 1, LAYOUT_ID = 1 };
+enum { SESSIONS_MAX = 1024 };
 
 static const char weight_path[] = "weights as held, fp32 rows, k ascending";
 static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
@@ -61,8 +62,8 @@ static void describe(struct engine *engine, const struct gguf *gguf,
     identity->tensors = tensors_id(gguf, weights);
     identity->tokenizer = tokenizer_digest(engine->tokenizer);
     identity->chat_template = template_digest(engine->template);
-    identity->code_id = CODE_ID;
-    identity->layout_id = LAYOUT_ID;
+    identity->code_id = RECORD_CODE_ID;
+    identity->layout_id = RECORD_LAYOUT_ID;
     identity->numerics = numerics_id(engine->device);
 }
 

@@ -41,7 +41,7 @@ struct image_model {
     uint32_t q_heads, context_tokens, rope_pairing; /* 1: adjacent pairs */
     float rope_base;
     struct kv_digest tensors, tokenizer, chat_template;
-    uint32_t code_id, layout_id; /* 1, 1 */
+    uint32_t code_id, layout_id; /* RECORD_CODE_ID, RECORD_LAYOUT_ID */
     struct kv_digest numerics;
 };
 

@@ -6,32 +6,11 @@
 #include "engine/session.h"
 
 #include "engine/engine_inner.h"
+#include "engine/model/utf8.h"
 #include "store/base/bytes.h"
 
 #include <assert.h>
 #include <string.h>
-
-/* Length of the UTF-8 character at `at`, or 0 when there is none. */
-static unsigned utf8_length(const unsigned char *at) {
-    static const struct {
-        unsigned char first, last, second_low, second_high, length;
-    } forms[] = {
-        {0x01, 0x7f, 0, 0, 1},       {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
-        {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
-        {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4}};
-
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        if (at[0] < forms[i].first || at[0] > forms[i].last)
-            continue;
-        if (forms[i].length > 1 && (at[1] < forms[i].second_low || at[1] > forms[i].second_high))
-            return 0;
-        for (unsigned k = 2; k < forms[i].length; k++)
-            if (at[k] < 0x80 || at[k] > 0xbf)
-                return 0;
-        return forms[i].length;
-    }
-    return 0;
-}
 
 enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
     const unsigned char *at = (const unsigned char *)name;
@@ -45,8 +24,8 @@ enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
                            "the session name has %zu bytes: use at most %d bytes", size,
                            IMAGE_NAME_BYTES_MAX);
     while (*at) {
-        unsigned length = utf8_length(at);
-        if (length == 0)
+        int length = utf8_length(at, size - (size_t)(at - (const unsigned char *)name));
+        if (length <= 0)
             return kv_diag_set(diag, KV_ERR_INVALID,
                                "the session name is not valid UTF-8 at byte %zu",
                                (size_t)(at - (const unsigned char *)name));
@@ -264,7 +243,7 @@ static void begin_work(struct session *session) {
     session->last_used_ns = kv_clock_now_ns(session->engine->settings.clock);
     session->cancelled = 0;
     if (session->state == SESSION_IDLE)
-        session->state = SESSION_ACTIVE;
+        (void)session_move(session, SESSION_ACTIVE);
 }
 
 enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t count,
@@ -367,5 +346,5 @@ void engine_inner_end_request(struct session *session) {
     session->cancelled = 0;
     session->tokens_left = 0;
     if (session->state == SESSION_ACTIVE)
-        session->state = SESSION_IDLE;
+        (void)session_move(session, SESSION_IDLE);
 }
