@@ -48,7 +48,8 @@ struct store_batch; /* belongs to the store; ended by commit or abandon */
 
 /* `worst_bytes` is the caller's bound on the raw bytes of all parts, each rounded up to 4 KiB,
  * plus all keys and values; 0 promises nothing. A batch that could pass bytes_max is refused here,
- * or at the put that would pass it, before those bytes are written.
+ * or at the put that would pass it, before those bytes are written. Puts leave room behind for
+ * batches that only delete.
  * KV_ERR_NO_SPACE (need and have in the diag), KV_ERR_BUSY a batch is open, KV_ERR_INVALID the
  * store is read-only, KV_ERR_IO writing was given up after a failed sync: reopen. */
 enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
