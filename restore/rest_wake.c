@@ -101,16 +101,6 @@ static void remember(const struct wake *wake) {
     memcpy(durable->pages, image->pages, sizeof durable->pages);
 }
 
-static enum kv_err add_needles(const struct wake *wake, struct kv_diag *diag) {
-    const struct image *image = &wake->plan.image;
-    for (uint32_t i = 0; i < image->needle_count; i++) {
-        enum kv_err err = transfer_add_needle(wake->session, &image->needles[i], diag);
-        if (err != KV_OK && err != KV_ERR_EXISTS)
-            return err;
-    }
-    return KV_OK;
-}
-
 static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
     enum kv_err err = transfer_load_publish(wake->load, &wake->session, diag);
     if (err != KV_OK) {
@@ -120,7 +110,7 @@ static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
     }
     wake->load = NULL;
     remember(wake);
-    return add_needles(wake, diag);
+    return KV_OK;
 }
 
 static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
