@@ -23,10 +23,18 @@ enum { SESSIONS_MAX = 1024 };
 static const char weight_path[] = "weights as held, fp32 rows, k ascending";
 static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
 
-static struct kv_digest numerics_id(const struct device *device) {
+/* Sources and compiler do not say which C library made the RoPE tables, so their bits do. */
+static struct kv_digest numerics_id(const struct device *device, const struct forward *forward) {
     char text[1024];
-    int bytes = snprintf(text, sizeof text, "%s\n%s\n%s\n%s\n%s\n", device->kind,
-                         BUILD_SOURCES_DIGEST, BUILD_COMPILER, weight_path, code_constants);
+    char tables[KV_DIGEST_HEX_BYTES];
+    struct kv_digest digest = forward_tables_digest(forward);
+
+    kv_digest_hex(&digest, tables);
+#ifdef BREAK_TABLES_ID
+    tables[0] = 0;
+#endif
+    int bytes = snprintf(text, sizeof text, "%s\n%s\n%s\n%s\n%s\n%s\n", device->kind,
+                         BUILD_SOURCES_DIGEST, BUILD_COMPILER, weight_path, code_constants, tables);
 
     assert(bytes > 0 && (size_t)bytes < sizeof text);
     return kv_digest_of(text, (size_t)bytes);
@@ -64,7 +72,6 @@ static void describe(struct engine *engine, const struct gguf *gguf,
     identity->chat_template = template_digest(engine->template);
     identity->code_id = RECORD_CODE_ID;
     identity->layout_id = RECORD_LAYOUT_ID;
-    identity->numerics = numerics_id(engine->device);
 }
 
 static enum kv_err open_model(struct engine *engine, const void *model_bytes, size_t model_size,
@@ -88,6 +95,7 @@ static enum kv_err open_model(struct engine *engine, const void *model_bytes, si
     describe(engine, gguf, weights);
     KV_TRY(forward_make(&forward, weights, &engine->forward, diag));
     engine->model.weight_bytes = forward_weight_bytes(engine->forward);
+    engine->model.identity.numerics = numerics_id(engine->device, engine->forward);
 done:
     weights_drop(weights);
     gguf_drop(gguf);

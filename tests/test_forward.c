@@ -284,4 +284,36 @@ static void avx2_equals_double(void **state) {
     compare_with_plain(ENGINE_SIMD_AUTO);
 }
 
-TESTING_MAIN(cmocka_unit_test(plain_c_equals_double), cmocka_unit_test(avx2_equals_double))
+static struct kv_digest numerics_of(uint32_t context_tokens) {
+    struct tiny_model_options options = tiny_model_default();
+    struct engine_settings settings = {.alloc = kv_alloc_system(),
+                                       .clock = kv_clock_system(),
+                                       .simd = ENGINE_SIMD_C,
+                                       .threads = 1,
+                                       .sessions_max = 1,
+                                       .slot_budget_bytes = 8 << 20};
+    struct engine *engine = NULL;
+    struct engine_model model;
+    size_t size = 0;
+
+    options.context_tokens = context_tokens;
+    uint8_t *file = tiny_model_make(&options, &size);
+    assert_int_equal(engine_open(&settings, file, size, &engine, NULL), KV_OK);
+    engine_model(engine, &model);
+    engine_close(engine);
+    tiny_model_drop(file);
+    return model.identity.numerics;
+}
+
+/* Other tables, here longer ones, are another numerics id. BREAK_TABLES_ID leaves them out. */
+static void the_numerics_id_sees_the_tables(void **state) {
+    (void)state;
+    struct kv_digest first = numerics_of(8192), again = numerics_of(8192);
+    struct kv_digest other = numerics_of(4096);
+
+    assert_memory_equal(first.bytes, again.bytes, KV_DIGEST_BYTES);
+    assert_memory_not_equal(first.bytes, other.bytes, KV_DIGEST_BYTES);
+}
+
+TESTING_MAIN(cmocka_unit_test(plain_c_equals_double), cmocka_unit_test(avx2_equals_double),
+             cmocka_unit_test(the_numerics_id_sees_the_tables))

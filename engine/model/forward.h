@@ -18,6 +18,7 @@
 #include "kernels/kvops.h"
 #include "store/base/alloc.h"
 #include "store/base/diag.h"
+#include "store/base/digest.h"
 
 enum {
     FORWARD_CHUNK_ROWS = 256,  /* of the one sequence that may have more than one row … */
@@ -38,6 +39,8 @@ enum kv_err forward_make(const struct forward_settings *settings, const struct w
 void forward_drop(struct forward *forward); /* NULL is allowed */
 uint64_t forward_weight_bytes(const struct forward *forward);
 uint64_t forward_workspace_bytes(const struct forward *forward);
+/* Of the RoPE tables, which come from the C library: part of the numerics id. */
+struct kv_digest forward_tables_digest(const struct forward *forward);
 
 enum forward_logits { FORWARD_NONE, FORWARD_LAST, FORWARD_ALL };
 /* Row `row` of the sequence; the logits are valid during the call only. */

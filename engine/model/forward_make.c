@@ -242,3 +242,13 @@ uint64_t forward_weight_bytes(const struct forward *forward) {
 uint64_t forward_workspace_bytes(const struct forward *forward) {
     return forward->workspace_bytes;
 }
+
+struct kv_digest forward_tables_digest(const struct forward *forward) {
+    size_t bytes = (size_t)forward->positions * (forward->geometry.head_dim / 2) * sizeof(float);
+    struct kv_digest_state state;
+
+    kv_digest_init(&state);
+    kv_digest_update(&state, forward->cos_table, bytes);
+    kv_digest_update(&state, forward->sin_table, bytes);
+    return kv_digest_final(&state);
+}
