@@ -384,6 +384,41 @@ static void a_lost_index_is_rebuilt(void **state) {
     assert_still_there(cli, "c");
 }
 
+/* Index lost and the last batch damaged: what is gone is said by whoever opens the store, also by
+ * the writer that rebuilds it, since nobody is told afterwards. */
+static void a_rebuild_that_lost_something_says_so(void **state) {
+    struct cli *cli = *state;
+    static const char said[] = "The last batch (3) was not whole and was dropped";
+    char segment[TESTING_PATH_BYTES + 64];
+    uint8_t *bytes = NULL;
+    say_hello(cli, "a");
+    say_hello(cli, "b");
+    say_hello(cli, "b");
+    snprintf(segment, sizeof segment, "%s/seg/00000001.seg", cli->store);
+    size_t size = read_file(segment, &bytes), last = 0;
+    for (size_t at = 0; at + 4096 <= size; at += 4096)
+        if (memcmp(bytes + at, "CPBATCH1", 8) == 0)
+            last = at;
+    free(bytes);
+    assert_true(last > 0);
+    flip_byte(segment, (long)last + 130);
+    remove_index(cli);
+    cli_call(cli, "ls", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->err, said));
+    remove_index(cli);
+    cli_call(cli, "run", "b", "-p", "hi", "--model", "/nonexistent", "--json", NULL);
+    assert_int_equal(cli->code, 2);
+    assert_non_null(strstr(cli_text(cli, "error.text"), said));
+    remove_index(cli);
+    cli_call(cli, "run", "a", "-p", "hi", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->err, said));
+    cli_call(cli, "ls", NULL);
+    cli_good(cli);
+    assert_string_equal(cli->err, "");
+}
+
 static void a_newer_store_is_refused(void **state) {
     struct cli *cli = *state;
     char path[TESTING_PATH_BYTES + 64];
@@ -574,7 +609,8 @@ TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2
              TEST(what_does_not_fit_changes_nothing),
              TEST(a_flipped_byte_is_found_and_hurts_one_session),
              TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
-             TEST(a_newer_store_is_refused), TEST(a_held_store_refuses_writers_only),
-             TEST(a_save_that_cannot_be_written_says_so), TEST(a_full_disk_keeps_what_was_saved),
-             TEST(a_read_only_disk_can_still_be_read), TEST(a_failure_in_a_pipe_ends_the_chat),
+             TEST(a_rebuild_that_lost_something_says_so), TEST(a_newer_store_is_refused),
+             TEST(a_held_store_refuses_writers_only), TEST(a_save_that_cannot_be_written_says_so),
+             TEST(a_full_disk_keeps_what_was_saved), TEST(a_read_only_disk_can_still_be_read),
+             TEST(a_failure_in_a_pipe_ends_the_chat),
              TEST(closed_standard_descriptors_reach_no_file))

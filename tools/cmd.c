@@ -7,9 +7,11 @@
 
 #include "store/io.h"
 #include "tools/progress.h"
+#include "tools/text.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -65,6 +67,17 @@ static const struct io_door *door_of(const struct config *config) {
     return config->posix_io ? io_posix_door() : io_best_door();
 }
 
+/* Opening repairs once: what it found is said now or never. */
+static void tell_opened(const struct cmd *cmd, struct store *store) {
+    struct store_stats stats;
+    store_stats_get(store, &stats);
+    if (stats.opened[0] == 0)
+        return;
+    fprintf(stderr, "coldplane: store ");
+    text_print_clean(stderr, cmd->config->store, strlen(cmd->config->store));
+    fprintf(stderr, ": %s\n", stats.opened);
+}
+
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag) {
     struct store_options options = store_options_usual(cmd->config->store, "coldplane");
@@ -83,6 +96,8 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
         kv_diag_set(diag, err,
                     "store %s: there is none; `coldplane chat` makes it, --store DIR names another",
                     cmd->config->store);
+    if (err == KV_OK)
+        tell_opened(cmd, *store_out);
     return err;
 }
 
@@ -121,7 +136,10 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
         if (err != KV_OK)
             return err;
     }
-    return service_open(&settings, service_out, diag);
+    enum kv_err err = service_open(&settings, service_out, diag);
+    if (err == KV_OK)
+        tell_opened(cmd, service_store(*service_out));
+    return err;
 }
 
 struct reading {

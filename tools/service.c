@@ -234,6 +234,14 @@ static enum kv_err open_engine(struct service *service, const struct service_set
     return err;
 }
 
+/* What opening the store repaired would be forgotten when opening fails behind it. */
+static void keep_repairs(struct store *store, struct kv_diag *diag) {
+    struct store_stats stats;
+    store_stats_get(store, &stats);
+    if (stats.opened[0] != 0)
+        kv_diag_prefix(diag, "store: %s", stats.opened);
+}
+
 enum kv_err service_open(const struct service_settings *settings, struct service **service_out,
                          struct kv_diag *diag) {
     enum kv_err err = KV_OK;
@@ -262,6 +270,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     *service_out = service;
     service = NULL;
 done:
+    if (service != NULL && service->store != NULL)
+        keep_repairs(service->store, diag);
     service_close(service);
     return err;
 }
