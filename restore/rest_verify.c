@@ -41,6 +41,7 @@ enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, co
     struct store_read_stats stats = {0};
     struct restore_check check = {0};
     enum kv_err err = KV_OK;
+    store_hold(store);
     KV_TRY(rest_plan_image(store, alloc, name, &plan, diag));
     KV_TRY(rest_plan_records(store, &plan, diag));
     KV_TRY(check_all(store, &plan, &stats, diag));
@@ -50,6 +51,7 @@ enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, co
     check.stored_bytes = stats.read_bytes;
     *check_out = check;
 done:
+    store_unhold(store);
     rest_plan_release(&plan);
     return err;
 }

@@ -13,6 +13,9 @@
 #include <assert.h>
 #include <string.h>
 
+/* Another process may move what was looked up here; then it is looked up again. */
+enum { ATTEMPTS = 3 };
+
 struct wake {
     const struct restore_source *source;
     const struct restore_options *options;
@@ -157,15 +160,25 @@ done:
 enum kv_err restore_wake(const struct restore_source *source, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag) {
-    struct wake wake = {.source = source, .options = options, .receipt = receipt_out};
+    struct wake wake = {0};
     struct kv_diag own = {""};
     uint64_t begun = kv_clock_now_ns(source->clock);
-    memset(receipt_out, 0, sizeof *receipt_out);
-    receipt_out->operation = RECEIPT_RESTORE;
-    copy_text(receipt_out->name, sizeof receipt_out->name, name);
-    engine_model(source->engine, &wake.model);
-    enum kv_err err = run(&wake, name, &own);
-    rest_plan_release(&wake.plan);
+    enum kv_err err = KV_ERR_CORRUPT;
+    int moved = 1;
+    for (int attempt = 0; err == KV_ERR_CORRUPT && moved && attempt < ATTEMPTS; attempt++) {
+        uint64_t sequence = store_sequence(source->store);
+        wake = (struct wake){.source = source, .options = options, .receipt = receipt_out};
+        kv_diag_clear(&own);
+        memset(receipt_out, 0, sizeof *receipt_out);
+        receipt_out->operation = RECEIPT_RESTORE;
+        copy_text(receipt_out->name, sizeof receipt_out->name, name);
+        engine_model(source->engine, &wake.model);
+        store_hold(source->store);
+        err = run(&wake, name, &own);
+        store_unhold(source->store);
+        rest_plan_release(&wake.plan);
+        moved = store_sequence(source->store) != sequence;
+    }
     receipt_out->wall_ns = kv_clock_now_ns(source->clock) - begun;
     receipt_finish(receipt_out);
     if (err != KV_OK) {
@@ -214,5 +227,8 @@ static enum kv_err read_planes(const struct restore_source *source, struct sessi
 
 void restore_planes_wanted(void *context, struct session *session, struct block *block) {
     const struct restore_source *source = context;
-    transfer_planes_arrived(session, block, read_planes(source, session, block));
+    store_hold(source->store);
+    enum kv_err err = read_planes(source, session, block);
+    store_unhold(source->store);
+    transfer_planes_arrived(session, block, err);
 }

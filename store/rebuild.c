@@ -6,6 +6,7 @@
  *
  * Nothing in seg/ is changed here. A new store is the rebuild of no segments.
  */
+#include "store/store_gone.h"
 #include "store/store_inner.h"
 
 #include <errno.h>
@@ -24,7 +25,9 @@ struct rebuild {
     uint64_t id_end;
     uint32_t segment_max;
     uint64_t nonzero_bytes;
-    uint64_t missing_count;
+    struct store_gone_range *gaps; /* sequences that were not found in front of one that was */
+    size_t gap_count, gap_capacity;
+    uint64_t missing_count;    /* of these, that gc has not taken out */
     uint64_t dropped_sequence; /* 0 none */
 };
 
@@ -136,8 +139,14 @@ static enum kv_err replay_sequence(struct rebuild *rebuild, size_t first, size_t
         if (err != KV_OK)
             return err;
     }
-    if (applied && gap)
-        rebuild->missing_count += sequence - expected;
+    if (applied && gap) {
+        void *gaps = rebuild->gaps;
+        if (!kv_alloc_grow(rebuild->store->options.alloc, &gaps, &rebuild->gap_capacity,
+                           rebuild->gap_count + 1, sizeof *rebuild->gaps))
+            return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the gaps of the chain");
+        rebuild->gaps = gaps;
+        rebuild->gaps[rebuild->gap_count++] = (struct store_gone_range){expected, sequence};
+    }
     if (!applied && last)
         rebuild->dropped_sequence = sequence;
     return KV_OK;
@@ -185,6 +194,17 @@ static enum kv_err finish_state(struct rebuild *rebuild, struct kv_diag *diag) {
     return index_apply(rebuild->index, NULL, 0, state, diag);
 }
 
+/* Batches that gc has taken out are not missing: what they said was restated behind them. */
+static enum kv_err count_missing(struct rebuild *rebuild, struct kv_diag *diag) {
+    struct store_gone gone = {0};
+    enum kv_err err = store_gone_load(rebuild->index, rebuild->store->options.alloc, &gone, diag);
+    for (size_t i = 0; err == KV_OK && i < rebuild->gap_count; i++)
+        rebuild->missing_count +=
+            store_gone_missing(&gone, rebuild->gaps[i].first, rebuild->gaps[i].end);
+    store_gone_release(&gone);
+    return err;
+}
+
 static void report(const struct rebuild *rebuild) {
     struct store *store = rebuild->store;
     if (rebuild->list.count == 0 && rebuild->segment_max == 0)
@@ -230,6 +250,7 @@ enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_d
     KV_TRY(index_open(&options, &rebuild.index, diag));
     KV_TRY(collect(&rebuild, diag));
     KV_TRY(replay_all(&rebuild, diag));
+    KV_TRY(count_missing(&rebuild, diag));
     KV_TRY(finish_state(&rebuild, diag));
     KV_TRY(index_sync(rebuild.index, diag));
     index_close(rebuild.index);
@@ -238,6 +259,7 @@ enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_d
     report(&rebuild);
 done:
     index_close(rebuild.index);
+    kv_alloc_release(store->options.alloc, rebuild.gaps);
     kv_alloc_release(store->options.alloc, rebuild.list.items);
     return err;
 }

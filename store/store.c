@@ -14,6 +14,9 @@
  */
 #include "store/store_inner.h"
 
+#include "store/store_gone.h"
+
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -100,6 +103,12 @@ void store_record_release(struct store *store, struct store_record *record) {
     memset(record, 0, sizeof *record);
 }
 
+/* What the store keeps for itself. */
+static int is_own(const struct index_copy *copy) {
+    return copy->key_bytes >= STORE_GONE_OWN_BYTES &&
+           memcmp(copy->bytes, STORE_GONE_OWN_PREFIX, STORE_GONE_OWN_BYTES) == 0;
+}
+
 enum kv_err store_next(struct store *store, struct store_walk *walk, struct store_record *out,
                        struct kv_diag *diag) {
     struct index_copy copy = {0};
@@ -107,6 +116,11 @@ enum kv_err store_next(struct store *store, struct store_walk *walk, struct stor
         return check_key(STORE_KEY_BYTES_MAX + 1, diag);
     struct index_range range = {walk->prefix, walk->prefix_bytes, walk->after, walk->after_bytes};
     enum kv_err err = index_next(store->index, &range, &copy, diag);
+    while (err == KV_OK && is_own(&copy)) {
+        memcpy(walk->after, copy.bytes, copy.key_bytes);
+        range.after_bytes = walk->after_bytes = copy.key_bytes;
+        err = index_next(store->index, &range, &copy, diag);
+    }
     if (err == KV_OK) {
         memcpy(walk->after, copy.bytes, copy.key_bytes);
         walk->after_bytes = copy.key_bytes;
@@ -116,6 +130,24 @@ enum kv_err store_next(struct store *store, struct store_walk *walk, struct stor
     }
     index_copy_release(store->options.alloc, &copy);
     return err;
+}
+
+void store_hold(struct store *store) {
+    pthread_mutex_lock(&store->lock);
+    store->hold_count++;
+    pthread_mutex_unlock(&store->lock);
+}
+
+void store_unhold(struct store *store) {
+    pthread_mutex_lock(&store->lock);
+    assert(store->hold_count != 0);
+    store->hold_count--;
+    pthread_mutex_unlock(&store->lock);
+}
+
+uint64_t store_sequence(struct store *store) {
+    struct fmt_state state;
+    return index_state(store->index, &state, NULL) == KV_OK ? state.sequence : 0;
 }
 
 void store_stats_get(struct store *store, struct store_stats *out) {

@@ -41,6 +41,7 @@ struct store_options {
     int read_only;              /* 1: takes no lock and changes nothing (but see store_open) */
     int direct_wanted;          /* 1: O_DIRECT where the file system takes it */
     uint64_t bytes_max;         /* hard budget for DIR, or STORE_BYTES_UNLIMITED */
+    uint64_t reserve_bytes;     /* of it, only for removals and gc, so that a full store empties */
     uint64_t segment_bytes;     /* a multiple of 4 KiB in [1 MiB, 1 GiB]; 64 MiB is usual */
     uint64_t deadline_ns;       /* longest wait for one read or write; 30 s is usual */
     const char *program;        /* written into LOCK for whoever finds it held */
@@ -107,6 +108,14 @@ struct store_walk {
  * the damaged record and can go on. */
 enum kv_err store_next(struct store *store, struct store_walk *walk, struct store_record *out,
                        struct kv_diag *diag);
+
+/* Between these, what store_get has given can be read: gc leaves segments in place. Count up and
+ * down, any thread; a second process that reads beside gc looks its record up again instead. */
+void store_hold(struct store *store);
+void store_unhold(struct store *store);
+/* Number of the last batch, also one that another process has committed; 0 when it cannot be read.
+ */
+uint64_t store_sequence(struct store *store);
 
 struct store_stats {
     const char *door_name; /* "io_uring" or "posix": what is in force, not what was asked for */

@@ -46,6 +46,7 @@ static uint64_t room_after(struct store_batch *batch, uint64_t extent_bytes, uin
     pthread_mutex_lock(&store->lock);
     used += store->segment_bytes;
     pthread_mutex_unlock(&store->lock);
+    used += batch->spare;
     uint64_t max = store->options.bytes_max;
     *need_out = need;
     *have_out = used < max ? max - used : 0;
@@ -88,8 +89,8 @@ static enum kv_err grow_record(struct store_batch *batch, size_t more, struct kv
     return KV_OK;
 }
 
-enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
-                              struct kv_diag *diag) {
+static enum kv_err begin(struct store *store, uint64_t worst_bytes, uint64_t spare,
+                         struct store_batch **out, struct kv_diag *diag) {
     struct store_batch *batch = &store->batch;
     if (store->writer == NULL)
         return kv_diag_set(diag, KV_ERR_INVALID, "the store is open for reading only");
@@ -104,6 +105,7 @@ enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct 
                            "the store takes no more writes since a sync or commit failed: open it "
                            "again, which finds out what is safe");
     batch->store = store;
+    batch->spare = spare;
     batch->err = KV_OK;
     batch->record_bytes = FMT_BATCH_HEAD_BYTES;
     batch->op_count = 0;
@@ -125,6 +127,21 @@ enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct 
     batch->open = 1;
     *out = batch;
     return KV_OK;
+}
+
+enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
+                              struct kv_diag *diag) {
+    return begin(store, worst_bytes, store->options.reserve_bytes, out, diag);
+}
+
+enum kv_err store_inner_begin_reserve(struct store *store, struct store_batch **out,
+                                      struct kv_diag *diag) {
+    return begin(store, 0, 0, out, diag);
+}
+
+enum kv_err store_batch_begin_removal(struct store *store, struct store_batch **out,
+                                      struct kv_diag *diag) {
+    return store_inner_begin_reserve(store, out, diag);
 }
 
 static enum kv_err check_sizes(size_t key_bytes, size_t value_bytes, struct kv_diag *diag) {
@@ -253,6 +270,35 @@ enum kv_err store_batch_put(struct store_batch *batch, const struct store_put *p
     return KV_OK;
 done:
     return fail(batch, err, diag);
+}
+
+enum kv_err store_inner_put_bytes(struct store_batch *batch, const void *bytes, size_t count,
+                                  struct fmt_place *place_out, struct kv_diag *diag) {
+    struct segment_writer *writer = batch->store->writer;
+    uint64_t room = 0;
+    enum kv_err err = batch->err;
+    if (err != KV_OK)
+        return kv_diag_set(diag, err, "the batch has failed before: %s", batch->diag.text);
+    KV_TRY(check_budget(batch, padded(count), 0, &room, diag));
+    KV_TRY(segment_reserve(writer, count, room, place_out, diag));
+    KV_TRY(segment_fill(writer, bytes, count, diag));
+    KV_TRY(segment_pad(writer, diag));
+    batch->stats.stored_bytes += padded(count);
+done:
+    return err == KV_OK ? KV_OK : fail(batch, err, diag);
+}
+
+enum kv_err store_inner_put_entry(struct store_batch *batch, const void *key, size_t key_bytes,
+                                  const struct fmt_entry *entry, struct kv_diag *diag) {
+    enum kv_err err = batch->err;
+    if (err == KV_OK)
+        err = check_budget(batch, 0,
+                           FMT_OP_HEAD_BYTES + key_bytes +
+                               fmt_entry_bytes(entry->value_bytes, entry->extent_count),
+                           NULL, diag);
+    if (err == KV_OK)
+        err = add_put(batch, key, key_bytes, entry, diag);
+    return err == KV_OK ? KV_OK : fail(batch, err, diag);
 }
 
 /* What this batch has last done to the key: 1 put, -1 deleted, 0 nothing. */

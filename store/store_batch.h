@@ -55,6 +55,10 @@ struct store_batch; /* belongs to the store; ended by commit or abandon */
 enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
                               struct kv_diag *diag);
 
+/* For a batch that mostly deletes: it may use the budget's reserve_bytes. Codes as above. */
+enum kv_err store_batch_begin_removal(struct store *store, struct store_batch **out,
+                                      struct kv_diag *diag);
+
 /* Puts or replaces a record. The parts' bytes have been taken when this returns. After an error the
  * batch can only be abandoned (commit returns the same error).
  * KV_ERR_INVALID, KV_ERR_LIMIT sizes and counts, KV_ERR_NO_SPACE, KV_ERR_IO, KV_ERR_NOMEM. */

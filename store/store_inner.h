@@ -39,6 +39,7 @@ struct store_batch {
     uint64_t extent_id_next;
     struct fmt_place begin;
     struct store_commit_stats stats;
+    uint64_t spare; /* of the byte budget, that this batch must leave */
     uint8_t extents[STORE_EXTENTS_MAX * FMT_EXTENT_BYTES]; /* of the record being put */
 };
 
@@ -62,6 +63,7 @@ struct store {
     struct reader *idle[STORE_INNER_READERS_IDLE];
     uint32_t idle_count;
     struct reader *lost; /* with reads that never came back */
+    uint32_t hold_count; /* store_hold: segments must stay */
 
     struct segment_writer *writer; /* NULL when read-only */
     struct codec *codec;
@@ -101,6 +103,15 @@ enum kv_err recover_forward(struct store *store, struct kv_diag *diag);
 /* rebuild.c: makes index/ anew from the segments; the caller holds the lock and has index closed.
  */
 enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_diag *diag);
+
+/* store_batch.c, for what gives space back: the batch may use options.reserve_bytes. */
+enum kv_err store_inner_begin_reserve(struct store *store, struct store_batch **out,
+                                      struct kv_diag *diag);
+/* Appends bytes as an extent is stored; the caller takes its id and puts the entry. */
+enum kv_err store_inner_put_bytes(struct store_batch *batch, const void *bytes, size_t count,
+                                  struct fmt_place *place_out, struct kv_diag *diag);
+enum kv_err store_inner_put_entry(struct store_batch *batch, const void *key, size_t key_bytes,
+                                  const struct fmt_entry *entry, struct kv_diag *diag);
 
 /* store_read.c */
 /* Reads and digests the extents of an entry whose id is at least `id_min`. */
