@@ -131,7 +131,8 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
         const struct store_read_args args = {.reads = loading->reads + first,
                                              .count = end - first,
                                              .done = read_done,
-                                             .context = loading};
+                                             .context = loading,
+                                             .helper = 1};
         struct store_read_stats stats = {0};
         loading->round_first = first;
         err = store_read(loading->args->source->store, &args, &stats, diag);

@@ -44,6 +44,9 @@ enum kv_err codec_pack(struct codec *codec, const struct store_part *part, size_
 /* Room for `count` bytes, valid until the next codec call; KV_ERR_NOMEM. */
 enum kv_err codec_room(struct codec *codec, size_t count, uint8_t **out);
 
+/* Takes all memory that unzipping extents of up to `raw_bytes` bytes can want; KV_ERR_NOMEM. */
+enum kv_err codec_prepare(struct codec *codec, size_t raw_bytes);
+
 /* Unzips `packed` to exactly `raw_bytes` bytes at `raw_out`: KV_ERR_CORRUPT when the frame is
  * damaged, longer or shorter than that. KV_ERR_NOMEM. */
 enum kv_err codec_unpack(struct codec *codec, enum codec_id id, const uint8_t *packed,

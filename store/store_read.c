@@ -7,10 +7,12 @@
  *
  * A raw extent whose pieces are pages goes straight to them. Everything else that is raw passes
  * through registered staging. A compressed one is read whole into memory of its own and unzipped
- * from there.
+ * from there. Unzipping and digests go to a second thread where the caller wants one, so that they
+ * run while later extents are on their way; every result is told on the reading thread.
  */
 #include "store/store_read.h"
 
+#include "store/read_help.h"
 #include "store/store_inner.h"
 
 #include <assert.h>
@@ -29,7 +31,7 @@ struct reader {
     struct reader *next_lost;
     struct io_queue *queue;
     uint8_t *staging;
-    struct codec *codec;
+    struct codec *codecs[2]; /* of the reading thread and of its helper */
 };
 
 /* One extent on its way. */
@@ -42,6 +44,11 @@ struct flow {
     uint32_t piece;   /* position of `asked` in the pieces, when placed */
     uint64_t piece_off;
     int error; /* errno, or -1 for an early end of file, -2 for padding that is not zero */
+    /* What checking it has found; of the thread that does it until it is over. */
+    enum kv_err found;
+    const char *why;
+    int digested;
+    uint64_t unzip_ns, digest_ns;
 };
 
 struct job {
@@ -71,6 +78,7 @@ struct round {
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
     struct files files;
+    struct read_help help;
     struct store_read_stats *stats;
     struct kv_diag *diag; /* of the first failed read in order */
     size_t failed_index;
@@ -84,7 +92,8 @@ static void reader_drop(struct store *store, struct reader *reader, uint64_t tim
     /* While the kernel may still write into the staging it cannot be given back. */
     if (reader->queue != NULL && door->queue_close(door->context, reader->queue, timeout_ns) != 0)
         return;
-    codec_drop(reader->codec);
+    codec_drop(reader->codecs[0]);
+    codec_drop(reader->codecs[1]);
     kv_alloc_release(store->options.alloc, reader->staging);
     kv_alloc_release(store->options.alloc, reader);
 }
@@ -98,7 +107,8 @@ static enum kv_err reader_make(struct store *store, struct reader **out, struct 
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader");
     reader->staging =
         kv_alloc_aligned(alloc, (size_t)STAGING_COUNT * STAGING_BYTES, STORE_PAGE_BYTES);
-    if (reader->staging == NULL || codec_make(alloc, &reader->codec) != KV_OK)
+    if (reader->staging == NULL || codec_make(alloc, &reader->codecs[0]) != KV_OK ||
+        codec_make(alloc, &reader->codecs[1]) != KV_OK)
         KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader"));
     struct io_queue_options options = {.depth = DEPTH,
                                        .buffers = reader->staging,
@@ -233,43 +243,88 @@ static void finish(struct round *round, size_t index, enum kv_err err, const cha
         round->args.done(round->args.context, round->index_base + index);
 }
 
-static enum kv_err unzip(struct round *round, const struct store_read *read, struct flow *flow) {
+/* The one piece that all pieces are, lying one behind the other; NULL when they do not. */
+static uint8_t *one_piece(const struct store_read *read) {
+    for (uint32_t i = 1; i < read->piece_count; i++) {
+        if ((uint8_t *)read->pieces[i - 1].iov_base + read->pieces[i - 1].iov_len !=
+            (uint8_t *)read->pieces[i].iov_base)
+            return NULL;
+    }
+    return read->pieces[0].iov_base;
+}
+
+static enum kv_err unzip(struct codec *codec, const struct store_read *read,
+                         const uint8_t *packed) {
     const struct store_extent *extent = read->extent;
-    struct codec *codec = round->reader->codec;
-    uint64_t begin_ns = now_ns(round);
     size_t raw_bytes = (size_t)extent->raw_bytes;
-    uint8_t *raw = read->pieces[0].iov_base;
+    uint8_t *whole = one_piece(read);
+    uint8_t *raw = whole;
     enum kv_err err = KV_OK;
-    if (read->piece_count != 1)
+    if (whole == NULL)
         err = codec_room(codec, raw_bytes, &raw);
     if (err == KV_OK)
-        err = codec_unpack(codec, extent->codec, flow->packed, (size_t)extent->stored_bytes, raw,
+        err = codec_unpack(codec, extent->codec, packed, (size_t)extent->stored_bytes, raw,
                            raw_bytes);
-    if (err == KV_OK && read->piece_count != 1)
+    if (err == KV_OK && whole == NULL)
         scatter(read, 0, raw, raw_bytes);
-    round->stats->unzip_ns += now_ns(round) - begin_ns;
     return err;
 }
 
-static int digest_holds(struct round *round, const struct store_read *read) {
-    uint64_t begin_ns = now_ns(round);
+static int digest_holds(const struct store_read *read) {
     struct kv_digest_state state;
     kv_digest_init(&state);
     for (uint32_t i = 0; i < read->piece_count; i++)
         kv_digest_update(&state, read->pieces[i].iov_base, read->pieces[i].iov_len);
     struct kv_digest digest = kv_digest_final(&state);
-    round->stats->digest_ns += now_ns(round) - begin_ns;
-    round->stats->digests++;
 #ifdef BREAK_DIGEST
     return 1;
 #endif
     return kv_digest_equal(&digest, &read->extent->digest);
 }
 
+/* Unzips and digests one extent; touches nothing but it, its flow and the thread's codec. */
+static void look(void *context, size_t index, int thread) {
+    struct round *round = context;
+    const struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    uint64_t begin_ns = now_ns(round);
+    if (read->extent->codec != CODEC_RAW) {
+        flow->found = unzip(round->reader->codecs[thread], read, flow->packed);
+        flow->unzip_ns = now_ns(round) - begin_ns;
+        begin_ns += flow->unzip_ns;
+        if (flow->found != KV_OK) {
+            flow->why =
+                flow->found == KV_ERR_CORRUPT ? "its compressed bytes are damaged" : "no memory";
+            return;
+        }
+    }
+    if (!read->verify)
+        return;
+    flow->digested = 1;
+    if (!digest_holds(read)) {
+        flow->found = KV_ERR_CORRUPT;
+        flow->why = "its bytes do not match their digest";
+    }
+    flow->digest_ns = now_ns(round) - begin_ns;
+}
+
+/* What was found becomes the result. */
+static void settle(struct round *round, size_t index) {
+    const struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    int whole = flow->found == KV_OK || flow->digested;
+    round->stats->unzip_ns += flow->unzip_ns;
+    round->stats->digest_ns += flow->digest_ns;
+    round->stats->digests += (uint64_t)flow->digested;
+    round->stats->raw_bytes += whole ? read->extent->raw_bytes : 0;
+    finish(round, index, flow->found, flow->why);
+}
+
 /* All bytes of an extent have arrived, or as many as ever will. */
 static void conclude(struct round *round, size_t index) {
     struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
+    size_t over;
     if (flow->error > 0) {
         finish(round, index, KV_ERR_IO, "");
         return;
@@ -279,20 +334,15 @@ static void conclude(struct round *round, size_t index) {
                flow->error == -1 ? "the segment ends before it" : "its padding is not zero");
         return;
     }
-    if (read->extent->codec != CODEC_RAW) {
-        enum kv_err err = unzip(round, read, flow);
-        if (err != KV_OK) {
-            finish(round, index, err,
-                   err == KV_ERR_CORRUPT ? "its compressed bytes are damaged" : "no memory");
-            return;
+    if (round->help.running && (read->extent->codec != CODEC_RAW || read->verify)) {
+        while (!read_help_give(&round->help, index)) {
+            if (read_help_take(&round->help, 0, &over))
+                settle(round, over);
         }
-    }
-    round->stats->raw_bytes += read->extent->raw_bytes;
-    if (read->verify && !digest_holds(round, read)) {
-        finish(round, index, KV_ERR_CORRUPT, "its bytes do not match their digest");
         return;
     }
-    finish(round, index, KV_OK, "");
+    look(round, index, 0);
+    settle(round, index);
 }
 
 /* Looks up or opens the segment of an extent. */
@@ -471,9 +521,17 @@ static void arrive(struct round *round, const struct io_completion *done) {
         conclude(round, index);
 }
 
+/* Tells what the helper has done, waiting for all of it or not. */
+static void take_over(struct round *round, int all) {
+    size_t index;
+    while (round->help.running && read_help_take(&round->help, all, &index))
+        settle(round, index);
+}
+
 /* No answer within the deadline: what is in flight is in doubt, the rest is not tried. */
 static void give_up(struct round *round) {
     round->stalled = 1;
+    take_over(round, 1);
     for (uint32_t i = 0; i < DEPTH; i++) {
         if (round->jobs[i].used)
             round->args.reads[round->jobs[i].read_index].in_doubt = 1;
@@ -520,7 +578,9 @@ static void run_round(struct round *round) {
         }
         for (uint32_t i = 0; i < taken; i++)
             arrive(round, &done[i]);
+        take_over(round, 0);
     }
+    take_over(round, 1);
 }
 
 /* As many reads as use at most FILES_MAX segments. */
@@ -541,6 +601,29 @@ static size_t round_length(const struct store_read_args *args, size_t first) {
     return args->count - first;
 }
 
+/* All memory that either thread will want is taken here, so that allocations stay in one order;
+ * without it, or without a thread, the reading thread does everything. */
+static void start_helper(struct round *round) {
+    size_t packed = 0;
+    size_t most = 0;
+    int work = 0;
+    for (size_t i = 0; i < round->args.count; i++) {
+        const struct store_extent *extent = round->args.reads[i].extent;
+        packed += extent->codec != CODEC_RAW;
+        work += extent->codec != CODEC_RAW || round->args.reads[i].verify;
+        if (extent->codec != CODEC_RAW && extent->raw_bytes > most &&
+            extent->raw_bytes <= CODEC_BYTES_MAX)
+            most = (size_t)extent->raw_bytes;
+    }
+    if (work < 2)
+        return;
+    for (int i = 0; packed != 0 && i < 2; i++) {
+        if (codec_prepare(round->reader->codecs[i], most) != KV_OK)
+            return;
+    }
+    (void)read_help_start(&round->help, look, round);
+}
+
 /* One round; *failed_index and the diag follow the first failed read. */
 static enum kv_err read_round(struct store *store, const struct store_read_args *args,
                               struct round *round) {
@@ -553,7 +636,10 @@ static enum kv_err read_round(struct store *store, const struct store_read_args 
     enum kv_err err = reader_take(store, &round->reader, round->diag);
     if (err == KV_OK) {
         round->stats->door_name = door->queue_name(door->context, round->reader->queue);
+        if (args->helper)
+            start_helper(round);
         run_round(round);
+        read_help_stop(&round->help);
         for (uint32_t i = 0; i < round->files.count; i++)
             door->close(door->context, round->files.files[i]);
         reader_give(store, round->reader, round->stalled);
@@ -579,8 +665,8 @@ enum kv_err store_read(struct store *store, const struct store_read_args *args,
             err = kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a round of reads");
             break;
         }
-        round->args =
-            (struct store_read_args){args->reads + first, length, args->done, args->context};
+        round->args = (struct store_read_args){args->reads + first, length, args->done,
+                                               args->context, args->helper};
         round->index_base = first;
         round->stats = &stats;
         round->diag = diag;

@@ -35,6 +35,8 @@ struct store_read_args {
     size_t count;
     store_read_done done; /* may be NULL */
     void *context;
+    int helper; /* 1: unzip and digest on a second thread while later reads are under way, which
+                   pays from a few extents on; 0: all on the calling thread */
 };
 
 struct store_read_stats {

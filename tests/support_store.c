@@ -107,7 +107,8 @@ static int read_matches(struct store *store, const struct store_record *record, 
         reads[i] = (struct store_read){
             .extent = &record->extents[i], .pieces = pieces[i], .piece_count = 2, .verify = 1};
     }
-    struct store_read_args args = {.reads = reads, .count = SUPPORT_STORE_EXTENTS};
+    struct store_read_args args = {
+        .reads = reads, .count = SUPPORT_STORE_EXTENTS, .helper = (int)(index + version) % 2};
     same = same && store_read(store, &args, NULL, NULL) == KV_OK;
     for (int i = 0; i < SUPPORT_STORE_EXTENTS && same; i++) {
         make_extent(index, version, i, expected);

@@ -11,7 +11,7 @@
 
 #include "tools/cmd.h"
 
-enum { CMD_BENCH_RUNS = 5, CMD_BENCH_PEER_F16_BYTES = 23056, CMD_BENCH_PEER_Q4_BYTES = 9376 };
+enum { CMD_BENCH_RUNS = 11, CMD_BENCH_PEER_F16_BYTES = 23056, CMD_BENCH_PEER_Q4_BYTES = 9376 };
 #define CMD_BENCH_PEER_PREFILL 230.0 /* tokens per second at 8,000 tokens */
 
 /* CPU, cores and threads: as JSON member "host" or as a line of text. */
