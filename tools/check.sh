@@ -60,11 +60,12 @@ report 'own header first'
 # One args struct for a kernel and its host twin.
 for file in kernels/cuda/*.cu; do
     [ -e "$file" ] || continue
-    structs=$(grep -oE 'struct [a-z0-9_]+_args' "$file" | sort -u | cut -d' ' -f2)
-    [ -n "$structs" ] || echo "$file: no struct *_args shared with a host twin"
+    structs=$(grep -oE 'struct (kv)?ops_[a-z0-9_]+' "$file" | sort -u | cut -d' ' -f2)
+    [ -n "$structs" ] || grep -q 'definition of store/base/digest.h' "$file" ||
+        echo "$file: no struct of kvops.h or ops.h shared with a host twin"
     for name in $structs; do
-        grep -qE "struct $name( |\$|\*)" kernels/host/*.c 2>/dev/null ||
-            echo "$file: struct $name has no host twin in kernels/host/"
+        grep -qE "struct $name( |\$|\*)" kernels/*.h kernels/host/*.c 2>/dev/null ||
+            echo "$file: struct $name is in no header of kernels/ and no host twin"
     done
 done >"$work/found"
 report 'kernels and host twins share an args struct'
