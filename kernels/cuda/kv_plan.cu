@@ -1,0 +1,223 @@
+/* kernels/cuda/kv_plan.cu - which CTA attends to which part of a batch.
+ *
+ * Responsible for: cutting sequences into units and spreading them evenly, on the host.
+ * Not responsible for: uploading the plan; the bits of a result, which no plan changes.
+ *
+ * Whole nodes while they fill every CTA equally often; what is left is cut into single runs when
+ * that is even, because a unit of one run costs a merge and a partial of its own. Runs and tail
+ * pages, four at a time, go to the least loaded CTA. Nodes of a CTA follow each other, so that most
+ * share their queries. Weights are times in units of a sixth of a run.
+ */
+#include <string.h>
+
+#include "kernels/cuda/device_state.cuh"
+
+enum { WEIGHT_TAIL = 6, WEIGHT_RUN = 6, WEIGHT_RUN_BF16 = 16, FILL_RUNS_MAX = 3, ALIGN_BYTES = 16 };
+
+struct planner {
+    const struct kvops_attend *args;
+    uint32_t ctas;
+    uint32_t wide;
+    uint32_t parts;    /* groups of four query heads per KV head */
+    uint64_t full[2];  /* units of whole nodes over planes, over BF16: possible, */
+    uint64_t whole[2]; /* and chosen */
+    uint64_t weight;   /* of all units */
+    size_t nodes;      /* (seq, KV head, node) */
+    size_t units_off;  /* in the plan's memory */
+    struct cuda_kvops_unit *units;
+    uint8_t *splits;
+    uint32_t *load;  /* [cta] */
+    uint32_t *count; /* [cta] */
+};
+
+static int is_bf16(const struct kvops_seq *seq) {
+    return seq->block_count > 0 && seq->blocks[0].tier == LAYOUT_TIER_BF16;
+}
+
+static uint32_t nodes_of(const struct kvops_seq *seq) {
+    return (state_runs(seq) + STATE_NODE_RUNS - 1) / STATE_NODE_RUNS;
+}
+
+static uint32_t tail_units(const struct kvops_seq *seq) {
+    return (state_tails(seq) + STATE_NODE_RUNS - 1) / STATE_NODE_RUNS;
+}
+
+static int is_wide(const struct kvops_attend *args) {
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        for (uint32_t block = 0; block < args->seqs[i].block_count; block++)
+            if (args->seqs[i].blocks[block].tier == LAYOUT_K8V8)
+                return 1;
+    return 0;
+}
+
+static void measure(struct planner *plan, const struct kvops_attend *args,
+                    const struct cuda_kvops_device *device) {
+    uint32_t heads = args->pool.geometry.kv_heads, wide_dim = args->pool.geometry.head_dim == 128;
+
+    memset(plan, 0, sizeof *plan);
+    plan->args = args;
+    plan->wide = (uint32_t)is_wide(args);
+    plan->ctas = plan->wide ? device->wide_ctas[wide_dim] : device->ctas[wide_dim];
+    plan->parts = (args->q_heads / heads + STATE_HEADS - 1) / STATE_HEADS;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kvops_seq *seq = &args->seqs[i];
+        uint32_t run = is_bf16(seq) ? WEIGHT_RUN_BF16 : WEIGHT_RUN;
+        uint64_t each = (uint64_t)heads * plan->parts;
+        plan->nodes += (size_t)heads * nodes_of(seq);
+        plan->full[is_bf16(seq)] += each * (state_runs(seq) / STATE_NODE_RUNS);
+        plan->weight += each * (state_runs(seq) * run + tail_units(seq) * WEIGHT_TAIL);
+    }
+    plan->units_off = args->seq_count * 2 * sizeof(uint32_t) + plan->nodes;
+    plan->units_off = (plan->units_off + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+/* No load passes the mean by more than two nodes, one of each kind; a unit weighs at least 6. */
+static size_t rounds_max(const struct planner *plan) {
+    uint64_t load = plan->weight / plan->ctas + 3 * STATE_NODE_RUNS * WEIGHT_RUN_BF16;
+    return (size_t)load / WEIGHT_TAIL + 2;
+}
+
+size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
+                             const struct cuda_kvops_device *device) {
+    struct planner plan;
+
+    measure(&plan, args, device);
+    return plan.units_off + rounds_max(&plan) * plan.ctas * sizeof(struct cuda_kvops_unit) +
+           2 * plan.ctas * sizeof(uint32_t);
+}
+
+static uint32_t least_loaded(const struct planner *plan) {
+    uint32_t least = 0;
+
+    for (uint32_t cta = 1; cta < plan->ctas; cta++)
+        if (plan->load[cta] < plan->load[least])
+            least = cta;
+    return least;
+}
+
+static void give(struct planner *plan, const struct cuda_kvops_unit *unit, uint32_t cta,
+                 uint32_t weight) {
+    plan->units[(size_t)plan->count[cta] * plan->ctas + cta] = *unit;
+    plan->count[cta]++;
+    plan->load[cta] += weight;
+}
+
+/* All units of one kind, in order of sequence, KV head, part, place. */
+static void give_kind(struct planner *plan, enum cuda_kvops_kind kind) {
+    uint32_t heads = plan->args->pool.geometry.kv_heads, item = 0;
+    int bf16 = kind == CUDA_KVOPS_NODE_BF16 || kind == CUDA_KVOPS_RUN_BF16;
+    int node = kind == CUDA_KVOPS_NODE || kind == CUDA_KVOPS_NODE_BF16;
+    uint32_t step = node ? STATE_NODE_RUNS : 1;
+    uint32_t weight = step * (bf16 ? WEIGHT_RUN_BF16 : WEIGHT_RUN);
+    const uint8_t *split = plan->splits;
+    uint64_t given = 0;
+
+    for (uint32_t i = 0; i < plan->args->seq_count; i++) {
+        const struct kvops_seq *seq = &plan->args->seqs[i];
+        uint32_t items = state_runs(seq) + state_tails(seq);
+        uint32_t end = bf16 == is_bf16(seq) ? state_runs(seq) : 0;
+        for (uint32_t at = 0; at < heads * plan->parts; at++) {
+            struct cuda_kvops_unit unit = {};
+            unit.seq = i;
+            unit.head = (uint8_t)(at / plan->parts);
+            unit.part = (uint8_t)(at % plan->parts);
+            unit.kind = (uint8_t)kind;
+            for (unit.first = 0; unit.first < end; unit.first += step) {
+                unit.item = item + unit.head * items + unit.first;
+                if (split[unit.head * nodes_of(seq) + unit.first / STATE_NODE_RUNS] == node)
+                    continue;
+                uint32_t cta = node ? (uint32_t)(given++ * plan->ctas / plan->whole[bf16])
+                                    : least_loaded(plan);
+                give(plan, &unit, cta, weight);
+            }
+        }
+        split += heads * nodes_of(seq);
+        item += heads * items;
+    }
+}
+
+static void give_tails(struct planner *plan) {
+    uint32_t heads = plan->args->pool.geometry.kv_heads, item = 0;
+
+    for (uint32_t i = 0; i < plan->args->seq_count; i++) {
+        const struct kvops_seq *seq = &plan->args->seqs[i];
+        uint32_t runs = state_runs(seq), tails = state_tails(seq);
+        for (uint32_t at = 0; at < heads * plan->parts; at++) {
+            struct cuda_kvops_unit unit = {};
+            unit.seq = i;
+            unit.head = (uint8_t)(at / plan->parts);
+            unit.part = (uint8_t)(at % plan->parts);
+            unit.kind = CUDA_KVOPS_TAIL;
+            for (unit.first = 0; unit.first < tails; unit.first += STATE_NODE_RUNS) {
+                unit.item = item + unit.head * (runs + tails) + runs + unit.first;
+                give(plan, &unit, least_loaded(plan), WEIGHT_TAIL);
+            }
+        }
+        item += heads * (runs + tails);
+    }
+}
+
+/* Decides for every node whether its runs are units of their own. */
+static void split_nodes(struct planner *plan, uint32_t grain) {
+    uint32_t heads = plan->args->pool.geometry.kv_heads, ctas = plan->ctas;
+    uint64_t whole[2] = {0, 0};
+    uint8_t *split = plan->splits;
+
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        uint64_t rest = plan->full[bf16] % ctas;
+        int cut = (rest * STATE_NODE_RUNS + ctas - 1) / ctas <= FILL_RUNS_MAX;
+        whole[bf16] = plan->full[bf16] - (cut ? rest : 0);
+    }
+    for (uint32_t i = 0; i < plan->args->seq_count; i++) {
+        const struct kvops_seq *seq = &plan->args->seqs[i];
+        uint32_t nodes = nodes_of(seq);
+        for (uint32_t at = 0; at < heads * nodes; at++) {
+            int full = (at % nodes + 1) * STATE_NODE_RUNS <= state_runs(seq);
+            uint64_t *left = &whole[is_bf16(seq)];
+            int stay = grain == 1 || (grain == 0 && full && *left >= plan->parts);
+            if (stay && grain == 0)
+                *left -= plan->parts;
+            if (stay)
+                plan->whole[is_bf16(seq)] += plan->parts;
+            *split++ = !stay;
+        }
+    }
+}
+
+size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_kvops_device *device,
+                            uint32_t grain, void *host, const void *device_memory,
+                            struct cuda_kvops_plan *plan_out) {
+    static const enum cuda_kvops_kind kinds[] = {CUDA_KVOPS_NODE, CUDA_KVOPS_RUN,
+                                                 CUDA_KVOPS_NODE_BF16, CUDA_KVOPS_RUN_BF16};
+    uint32_t heads = args->pool.geometry.kv_heads, item = 0, node = 0, rounds = 0;
+    uint32_t *seqs = (uint32_t *)host;
+    struct planner plan;
+
+    measure(&plan, args, device);
+    plan.splits = (uint8_t *)host + args->seq_count * 2 * sizeof(uint32_t);
+    plan.units = (struct cuda_kvops_unit *)((uint8_t *)host + plan.units_off);
+    plan.load = (uint32_t *)(plan.units + rounds_max(&plan) * plan.ctas);
+    plan.count = plan.load + plan.ctas;
+    memset(plan.load, 0, 2 * plan.ctas * sizeof *plan.load);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[2 * i] = item;
+        seqs[2 * i + 1] = node;
+        item += heads * (state_runs(&args->seqs[i]) + state_tails(&args->seqs[i]));
+        node += heads * nodes_of(&args->seqs[i]);
+    }
+    split_nodes(&plan, grain);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        give_kind(&plan, kinds[i]);
+    give_tails(&plan);
+    for (uint32_t cta = 0; cta < plan.ctas; cta++) {
+        memset(&plan.units[(size_t)plan.count[cta] * plan.ctas + cta], 0, sizeof *plan.units);
+        rounds = plan.count[cta] > rounds ? plan.count[cta] : rounds;
+    }
+    plan_out->seqs = (const uint32_t *)device_memory;
+    plan_out->splits = (const uint8_t *)device_memory + args->seq_count * 2 * sizeof(uint32_t);
+    plan_out->units =
+        (const struct cuda_kvops_unit *)((const uint8_t *)device_memory + plan.units_off);
+    plan_out->ctas = plan.ctas;
+    plan_out->wide = plan.wide;
+    return plan.units_off + (size_t)(rounds + 1) * plan.ctas * sizeof(struct cuda_kvops_unit);
+}

@@ -1,0 +1,314 @@
+/* tests/gpu_parity.cu - the CUDA kernels against their host twins.
+ *
+ * Responsible for: seal bit for bit over the whole pool, digests against known answers, decode
+ * attention against the host twin within the bound of kv_decode.cu, bits equal whatever the batch
+ * and the plan, holes, NaN in everything that must not be read.
+ * Not responsible for: speed (gpu_bench.cu). Ends with `N passed, N failed`.
+ */
+#include "tests/gpu_scene.cuh"
+
+#include "tests/gpu_digests.h"
+
+static int passed, failed;
+
+static void check(int good, const char *what, const char *detail) {
+    good ? passed++ : failed++;
+    if (!good || getenv("GPU_VERBOSE"))
+        printf("%s %s: %s\n", good ? "ok  " : "FAIL", what, detail);
+}
+
+/* --- seal */
+
+static void spoil(gpu_scene &scene, const struct kvops_page *pages) {
+    uint32_t dim = scene.geometry.head_dim;
+    static const float odd[] = {0.0f, 1e-40f, 1e-6f, 3e38f, 65504.0f * 11.0f, 0.0078125f};
+
+    for (uint32_t i = 0; i < 40; i++) {
+        struct layout_at at = {scene.random.below(scene.geometry.layers),
+                               scene.random.below(scene.geometry.kv_heads), 0};
+        struct layout_place place = layout_run(&scene.geometry, at, i % 2, scene.random.below(4));
+        uint16_t *x =
+            (uint16_t *)(scene.host.slots +
+                         pages[scene.random.below(4)].slot[place.slot] * scene.slot_bytes() +
+                         place.off) +
+            scene.random.below(16) * dim;
+        for (uint32_t d = 0; d < dim; d++)
+            x[d] = i < 30 ? gpu_bf16(odd[i % 6] * (scene.random.below(3) - 1.0f)) : x[d];
+        if (i >= 30)
+            x[scene.random.below(dim)] = i % 3 ? 0x7FC0 : 0xFF80;
+    }
+}
+
+static void test_seal(struct layout_geometry geometry, enum layout_tier tier, int bad) {
+    gpu_scene scene;
+    struct kvops_seal host = {}, device;
+    char what[96];
+
+    scene.init(geometry, 60, 3, 11 + tier);
+    host.pool = scene.host;
+    host.block.tier = (uint8_t)tier;
+    host.block.meta_frame = 1;
+    for (uint32_t i = 0; i < LAYOUT_BLOCK_SLOTS; i++)
+        host.block.slot[i] = i < 16 ? scene.take_slot() : UINT32_MAX;
+    for (uint32_t p = 0; p < LAYOUT_BLOCK_PAGES; p++)
+        host.pages[p] = scene.page(LAYOUT_PAGE_TOKENS);
+    if (bad)
+        spoil(scene, host.pages);
+    scene.upload_pool();
+    uint32_t items = kvops_seal_items(&host);
+    std::vector<int32_t> marks(items), marks_back(items);
+    device = host;
+    device.pool = scene.device;
+    device.bad_token = scene.upload(marks.data(), items);
+    GPU_TRY(cuda_kvops_seal(&device, 0));
+    host.bad_token = marks.data();
+    uint8_t *scratch = gpu_host_bytes(kvops_seal_scratch_bytes(&host), 0xFF);
+    gpu_host_table()->seal(&host, 0, items, scratch);
+    free(scratch);
+    size_t slots = scene.slot_count * scene.slot_bytes();
+    size_t meta = scene.frame_count * layout_meta_frame_bytes(&geometry);
+    std::vector<uint8_t> back(slots), meta_back(meta);
+    GPU_TRY(cudaMemcpy(back.data(), scene.device.slots, slots, cudaMemcpyDeviceToHost));
+    GPU_TRY(cudaMemcpy(meta_back.data(), scene.device.meta, meta, cudaMemcpyDeviceToHost));
+    GPU_TRY(cudaMemcpy(marks_back.data(), device.bad_token, items * sizeof(int32_t),
+                       cudaMemcpyDeviceToHost));
+    snprintf(what, sizeof what, "seal %s layers %u heads %u dim %u spoiled %d",
+             layout_tier_name(tier), geometry.layers, geometry.kv_heads, geometry.head_dim, bad);
+    check(memcmp(back.data(), scene.host.slots, slots) == 0, what, "slots");
+    check(memcmp(meta_back.data(), scene.host.meta, meta) == 0, what, "META");
+    check(marks == marks_back, what, "bad tokens");
+    uint32_t layer, token;
+    check(kvops_seal_bad(&host, &layer, &token) == bad, what, "spoiling is seen");
+    scene.release();
+}
+
+/* --- digest */
+
+static void test_digests(void) {
+    uint32_t count = sizeof gpu_digest_cases / sizeof gpu_digest_cases[0], pieces = 0;
+    std::vector<struct cuda_kvops_extent> extents(count);
+    std::vector<uint32_t> owner;
+    std::vector<uint8_t *> owned;
+    struct cuda_kvops_digest args = {};
+    char what[64];
+
+    for (uint32_t i = 0; i < count; i++) {
+        const struct gpu_digest_case &one = gpu_digest_cases[i];
+        gpu_random random = {one.seed};
+        std::vector<uint64_t> words(one.bytes / 8 + 8);
+        for (size_t w = 0; w < one.bytes / 8; w++)
+            words[w] = random.next();
+        extents[i].first_piece = pieces;
+        extents[i].bytes = one.bytes;
+        extents[i].part_bytes = one.bytes / one.parts;
+        for (uint32_t p = 0; p < one.parts; p++) {
+            uint8_t *part;
+            GPU_TRY(cudaMalloc((void **)&part, extents[i].part_bytes + 64));
+            GPU_TRY(cudaMemcpy(part, (uint8_t *)words.data() + p * extents[i].part_bytes,
+                               extents[i].part_bytes, cudaMemcpyHostToDevice));
+            extents[i].part[p] = part;
+            owned.push_back(part);
+        }
+        for (uint64_t at = 0; at < one.bytes; at += 4096, pieces++)
+            owner.push_back(i);
+    }
+    gpu_scene scene;
+    args.extents = scene.upload(extents.data(), count);
+    args.owner = scene.upload(owner.data(), owner.size());
+    args.extent_count = count;
+    args.piece_count = pieces;
+    std::vector<uint8_t> digests(16 * count, 0xFF);
+    args.digests = scene.upload(digests.data(), digests.size());
+    GPU_TRY(cudaMalloc((void **)&args.pieces, 8 * pieces));
+    GPU_TRY(cuda_kvops_digest(&args, 0));
+    GPU_TRY(cudaMemcpy(digests.data(), args.digests, 16 * count, cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(what, sizeof what, "digest of %u bytes in %u parts", gpu_digest_cases[i].bytes,
+                 gpu_digest_cases[i].parts);
+        check(memcmp(&digests[16 * i], gpu_digest_cases[i].digest, 16) == 0, what, "known answer");
+    }
+    for (uint8_t *part : owned)
+        GPU_TRY(cudaFree(part));
+    for (void *memory : scene.owned)
+        GPU_TRY(cudaFree(memory));
+    GPU_TRY(cudaFree(args.pieces));
+}
+
+/* --- decode */
+
+static struct cuda_kvops_device device;
+
+static std::vector<float> run_host(gpu_scene &scene, const std::vector<struct kvops_seq> &seqs,
+                                   const float *q, uint32_t layer, uint32_t q_heads) {
+    const struct kvops_table *table = gpu_host_table();
+    struct kvops_attend args = {};
+    std::vector<float> out(seqs.size() * q_heads * scene.geometry.head_dim);
+
+    args.pool = scene.host;
+    args.layer = layer;
+    args.q_heads = q_heads;
+    args.q = q;
+    args.out = out.data();
+    args.seqs = seqs.data();
+    args.seq_count = (uint32_t)seqs.size();
+    args.partials = (float *)gpu_host_bytes(kvops_partial_bytes(&args), 0xFF);
+    uint8_t *scratch = gpu_host_bytes(kvops_decode_scratch_bytes(&args), 0xFF);
+    table->decode(&args, 0, kvops_decode_items(&args), scratch);
+    table->combine(&args, 0, kvops_combine_items(&args), scratch);
+    free(scratch);
+    free(args.partials);
+    return out;
+}
+
+static std::vector<float> run_device(gpu_scene &scene, const std::vector<struct kvops_seq> &seqs,
+                                     const float *q, uint32_t layer, uint32_t q_heads,
+                                     uint32_t grain) {
+    gpu_step step = gpu_step_of(scene, seqs, device, q_heads, grain);
+    std::vector<float> out(step.out_count, NAN);
+
+    step.args.layer = layer;
+    step.args.q = scene.upload(q, step.out_count);
+    step.args.out = scene.upload(out.data(), step.out_count);
+    step.launch = {&step.args, &step.plan, 0, (int)(grain % 2)};
+    GPU_TRY(cuda_kvops_decode(&step.launch));
+    GPU_TRY(cuda_kvops_combine(&step.launch));
+    GPU_TRY(
+        cudaMemcpy(out.data(), step.args.out, out.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    return out;
+}
+
+/* Bound of kv_decode.cu with the norms of this scene: sum_d |Hk_d| <= sqrt(dim) |k|. */
+static double bound_of(const gpu_scene &scene, const float *q, size_t count) {
+    double norm = 0, largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        norm = i % scene.geometry.head_dim ? norm + (double)q[i] * q[i] : (double)q[i] * q[i];
+        largest = fmax(largest, sqrt(norm)); /* |Hq| is at most the norm of q */
+    }
+    double logit = 1.1 * scene.k_norm_max * largest / 65278 +
+                   scene.k_norm_max * largest / sqrt(scene.geometry.head_dim) * 0x1p-20;
+    return (2 * logit + 0x1p-15) * scene.v_max * 1.5;
+}
+
+static double worst_error;
+
+static void compare(const gpu_scene &scene, const std::vector<float> &a,
+                    const std::vector<float> &b, double bound, const char *what) {
+    double worst = 0, errors = 0, norms = 0;
+    char detail[96];
+
+    for (size_t i = 0; i < a.size(); i++) {
+        double error = fabs((double)a[i] - b[i]);
+        worst = error <= worst ? worst : error; /* NaN counts as worst */
+        errors += error * error;
+        norms += (double)a[i] * a[i];
+    }
+    (void)scene;
+    double relative = sqrt(errors / (norms > 0 ? norms : 1));
+    worst_error = relative <= worst_error ? worst_error : relative;
+    snprintf(detail, sizeof detail, "worst %.2e, bound %.2e, |error|/|out| %.2e", worst, bound,
+             relative);
+    check(worst <= bound && relative < 1e-3, what, detail);
+}
+
+static std::vector<float> random_q(gpu_scene &scene, size_t count) {
+    std::vector<float> q(count + 16);
+    for (float &x : q)
+        x = scene.random.normal();
+    return q;
+}
+
+typedef std::vector<enum layout_tier> tier_list;
+
+/* Lengths as one ragged batch; then every sequence alone and every plan: equal bits. */
+static void test_decode(struct layout_geometry geometry, uint32_t group,
+                        const std::vector<uint32_t> &lengths, const tier_list &tiers,
+                        const char *name) {
+    gpu_scene scene;
+    uint32_t slots = 0, frames = 1, q_heads = geometry.kv_heads * group;
+    uint32_t layer = geometry.layers - 1;
+    size_t row = (size_t)q_heads * geometry.head_dim;
+    char what[128];
+
+    for (uint32_t length : lengths) {
+        frames += length / 256 + 1;
+        slots += (length / 256 + 1) * (tiers[0] == LAYOUT_TIER_BF16 ? 32 : 16) + 9 * 8;
+    }
+    scene.init(geometry, slots + 40, frames, 77 + group);
+    for (size_t i = 0; i < lengths.size(); i++)
+        scene.add(lengths[i], tiers, i % 3 == 1);
+    for (size_t i = 0; i < lengths.size(); i++) { /* holes in every second sequence */
+        for (uint32_t b = 0; i % 2 && b < scene.seqs[i].block_count; b += 3)
+            scene.data[i].hidden[b / 64] |= 1ull << b % 64;
+        scene.seqs[i].hidden_pages = i % 2 ? 2 : 0;
+        if (i % 3 == 0)
+            scene.seqs[i].hidden_blocks = NULL;
+    }
+    scene.upload_pool();
+    std::vector<float> q = random_q(scene, row * lengths.size());
+    std::vector<float> host = run_host(scene, scene.seqs, q.data(), layer, q_heads);
+    std::vector<float> batch = run_device(scene, scene.seqs, q.data(), layer, q_heads, 0);
+    snprintf(what, sizeof what, "decode %s dim %u heads %u group %u", name, geometry.head_dim,
+             geometry.kv_heads, group);
+    compare(scene, host, batch, bound_of(scene, q.data(), row * lengths.size()), what);
+    for (uint32_t grain = 1; grain <= 2; grain++)
+        check(run_device(scene, scene.seqs, q.data(), layer, q_heads, grain) == batch, what,
+              grain == 1 ? "whole nodes: equal bits" : "single runs: equal bits");
+    for (size_t i = 0; i < lengths.size(); i++) {
+        std::vector<struct kvops_seq> alone = {scene.seqs[i]};
+        alone[0].first_row = 0;
+        std::vector<float> out =
+            run_device(scene, alone, q.data() + i * row, layer, q_heads, i % 3);
+        check(memcmp(out.data(), &batch[i * row], row * sizeof(float)) == 0, what,
+              "alone: equal bits");
+    }
+    q[5] = NAN; /* poisons its own head only */
+    std::vector<float> with = run_device(scene, scene.seqs, q.data(), layer, q_heads, 0);
+    int good = 1;
+    for (size_t i = 0; i < with.size(); i++)
+        good &= i < geometry.head_dim ? with[i] != with[i]
+                                      : memcmp(&with[i], &batch[i], sizeof(float)) == 0;
+    check(good, what, "NaN in q stays in its head");
+    scene.release();
+}
+
+static void test_tiers(uint32_t dim, uint32_t group) {
+    static const enum layout_tier all[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3,
+                                           LAYOUT_K6V2, LAYOUT_K8V3, LAYOUT_K8V2, LAYOUT_TIER_BF16};
+    struct layout_geometry geometry = {2, 2, dim}, odd = {3, 3, dim};
+    tier_list narrow = {LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K6V4, LAYOUT_K8V3, LAYOUT_K6V3};
+    tier_list wide = {LAYOUT_K6V2, LAYOUT_K8V8, LAYOUT_K8V2};
+
+    for (enum layout_tier tier : all)
+        test_decode(geometry, group, {700, 1900}, {tier}, layout_tier_name(tier));
+    test_decode(geometry, group, {1, 63, 64, 65, 319, 320, 576, 2000, 5500}, narrow, "mixed");
+    test_decode(odd, group, {17000, 577, 4416, 4500}, narrow, "long mixed");
+    test_decode(odd, group, {3000, 600}, wide, "mixed with V8");
+}
+
+int main(void) {
+    static const enum layout_tier tiers[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K8V2};
+
+    GPU_TRY(cuda_kvops_open(&device));
+    for (uint32_t dim = 64; dim <= 128; dim *= 2) {
+        for (enum layout_tier tier : tiers)
+            for (int bad = 0; bad < 2; bad++) {
+                test_seal({2, 2, dim}, tier, bad);
+                test_seal({3, 3, dim}, tier, bad);
+            }
+        test_seal({1, 1, dim}, LAYOUT_K8V8, 0);
+        test_decode({1, 1, dim}, 2, {3000}, {LAYOUT_K8V4}, "one head, planes across slots");
+    }
+    test_digests();
+    for (uint32_t dim = 64; dim <= 128; dim *= 2) {
+        test_tiers(dim, 4);
+        static const uint32_t groups[] = {1, 3, 8, 16};
+        for (uint32_t group : groups) {
+            test_decode({2, 2, dim}, group, {2000, 700, 5500}, {LAYOUT_K8V4, LAYOUT_K6V3}, "tiers");
+            test_decode({2, 2, dim}, group, {1500}, {LAYOUT_TIER_BF16}, "BF16");
+        }
+    }
+    GPU_TRY(cudaDeviceSynchronize());
+    printf("largest |error|/|out| of decode against the host twin: %.2e\n", worst_error);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
