@@ -11,8 +11,15 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { ARENA_ALIGN_BYTES = 4096, SCRATCH_ALIGN_BYTES = 64, SMALL_VALUES = 16384 };
+enum {
+    ARENA_ALIGN_BYTES = 4096,
+    HUGE_BYTES = 2 << 20,      /* a large page of x86-64 and of ARM with 4 KiB pages */
+    HUGE_FROM_BYTES = 8 << 20, /* below, rounding to large pages would be felt */
+    SCRATCH_ALIGN_BYTES = 64,
+    SMALL_VALUES = 16384
+};
 
 struct host {
     struct device device;
@@ -40,8 +47,17 @@ static void host_close(struct device *device) {
     kv_alloc_release(host->alloc, host);
 }
 
+/* Attention jumps from page to page of a stream: with small pages of memory the look-up of
+ * addresses costs about as much as the bytes. Where the system gives no large ones nothing
+ * changes, so its answer does not matter. */
 static void *host_get(struct device *device, uint64_t bytes) {
-    return kv_alloc_aligned(host_of(device)->alloc, bytes, ARENA_ALIGN_BYTES);
+    int huge = bytes >= HUGE_FROM_BYTES;
+    void *memory =
+        kv_alloc_aligned(host_of(device)->alloc, bytes, huge ? HUGE_BYTES : ARENA_ALIGN_BYTES);
+
+    if (memory && huge)
+        (void)madvise(memory, bytes & ~(uint64_t)(HUGE_BYTES - 1), MADV_HUGEPAGE);
+    return memory;
 }
 
 static void host_put(struct device *device, void *memory) {
