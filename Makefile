@@ -12,6 +12,8 @@ NVCC   ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nv
 CUDA   ?= $(if $(NVCC),1,0)
 PREFIX ?= /usr/local
 KILLS  ?= 20
+STRIDE ?= 1
+SECONDS ?= 60
 B      := build/$(CONFIG)
 CC     := gcc
 Q      := $(if $(V),,@)
@@ -58,7 +60,8 @@ endif
 
 # tests/: these are programs; any other file is shared by them.
 TEST_SRC    := $(wildcard tests/test_*.c)
-HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c)
+HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
+                          tests/sweep.c tests/sim.c tests/flips.c)
 SRC_testing := $(wildcard tests/testing.c)
 
 # ld reads each archive once, in this order, so a call that points up does not link.
@@ -71,9 +74,11 @@ PRODUCT_OBJ := $(foreach a,$(LAYERS),$(call OBJ_of,$a)) \
 PROGRAMS      := $(PROGRAM_SRC:tools/%.c=$B/%)
 TEST_PROGRAMS := $(TEST_SRC:%.c=$B/%)
 ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
-TESTS         ?= $(notdir $(TEST_PROGRAMS))
+LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c tests/flips.c)))
+TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
-.PHONY: all help demo test test-programs check check-twins sanitize bench test-kill install \
+.PHONY: all help demo test test-programs check check-twins sanitize bench test-kill sweep sim \
+        fuzz install \
         clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -89,6 +94,9 @@ help:
 	@echo 'make check-twins  every BREAK_ switch must make its test fail'
 	@echo 'make sanitize     all tests under ASan and UBSan'
 	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
+	@echo 'make sweep        every power cut and every failing call of one life (STRIDE=1)'
+	@echo 'make sim          random lives with faults on a virtual clock (SECONDS=60 SEED=)'
+	@echo 'make fuzz         libFuzzer over everything read from disk (SECONDS=60; needs clang)'
 	@echo 'make bench        speed and quality figures'
 	@echo 'make setup        packages and the default model'
 	@echo 'make install      program and README (DESTDIR=, PREFIX=/usr/local)'
@@ -165,11 +173,17 @@ archives_of    = $(patsubst %,$B/%.a,$(filter testing store \
 
 define link
 $(if $(V),,@echo 'LD   $@')
-$(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) -Wl,--as-needed $1 $(LDLIBS) && \
+$(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) $(WRAP_FLAGS) \
+    -Wl,--as-needed $1 $(LDLIBS) && \
     mv -f $@.$$$$ $@ || { rm -f $@.$$$$; exit 1; }
 endef
 
+# A program with the faulty index gets every call to the index sent through it.
+WRAPPED   := open close get next state apply sync
+WRAP       = $(if $(filter %/support_faulty_index.o,$1),$(WRAPPED:%=-Wl,--wrap=index_%))
+
 define test_rule
+$B/$(1:.c=): WRAP_FLAGS := $(call WRAP,$(call objects_of,$1))
 $B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
 	$$(call link,-lcmocka)
 endef
@@ -203,6 +217,15 @@ test-kill: setup
 	@for program in $(patsubst %.c,$B/%,$(filter tests/kill%,$(HELPER_SRC))); do \
 	    $$program $(KILLS) || exit 1; done
 
+sweep: setup
+	@$(MAKE_ALL) $B/tests/sweep $B/tests/flips
+	@$B/tests/sweep $(STRIDE)
+	@$B/tests/flips 1000
+
+sim: setup
+	@$(MAKE_ALL) $B/tests/sim
+	@$B/tests/sim $(SECONDS) $(SEED)
+
 sanitize:
 	@$(MAKE) --no-print-directory CONFIG=asan test
 
@@ -214,12 +237,13 @@ bench: setup
 check: $(PRODUCT_OBJ)
 	@tools/check.sh $^
 
-check-twins: $(TEST_PROGRAMS)
+check-twins: $(TEST_PROGRAMS) $(LONG_TESTS:%=$B/tests/%)
 	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' '-Wl,--as-needed -lcmocka $(LDLIBS)'
 
 # For check-twins: what the program tests/$(TEST).c is linked from.
 print-link:
-	@echo $B/tests/$(TEST).o $(call objects_of,tests/$(TEST).c) $(call archives_of,tests/$(TEST).c)
+	@echo $B/tests/$(TEST).o $(call objects_of,tests/$(TEST).c) \
+	    $(call archives_of,tests/$(TEST).c) $(call WRAP,$(call objects_of,tests/$(TEST).c))
 
 install: all
 	install -D -m 755 $B/coldplane $(DESTDIR)$(PREFIX)/bin/coldplane

@@ -92,6 +92,8 @@ void segment_commit(struct segment_writer *writer);
 /* Back to the last commit. KV_ERR_IO: something is left behind the tail, or a sync has failed
  * before: the writer is of no more use. */
 enum kv_err segment_rollback(struct segment_writer *writer, struct kv_diag *diag);
+/* Nobody knows whether what was appended is committed: closing leaves it, the next open decides. */
+void segment_leave(struct segment_writer *writer);
 
 struct fmt_place segment_tail(const struct segment_writer *writer);
 uint64_t segment_uncommitted_bytes(const struct segment_writer *writer);

@@ -36,6 +36,7 @@ struct segment_writer {
     int error;       /* errno of the first failed write */
     int stalled;
     int sync_failed; /* for ever */
+    int left;        /* nothing is cut any more */
     char fallback[160];
     struct segment_counts counts;
 };
@@ -387,6 +388,12 @@ static int remove_later(struct segment_writer *writer) {
     return error;
 }
 
+void segment_leave(struct segment_writer *writer) {
+#ifndef BREAK_HALF_KNOWN
+    writer->left = 1;
+#endif
+}
+
 enum kv_err segment_rollback(struct segment_writer *writer, struct kv_diag *diag) {
     writer->current = -1;
     collect(writer, 1);
@@ -423,7 +430,9 @@ int segment_writer_drop(struct segment_writer *writer) {
     if (door->queue_close(door->context, writer->queue, quiet ? writer->options.deadline_ns : 0) !=
         0)
         return 0;
-    if (writer->file >= 0) {
+    if (writer->file >= 0 && writer->left)
+        door->close(door->context, writer->file);
+    else if (writer->file >= 0) {
         writer->at = writer->committed;
         close_file(writer);
     }

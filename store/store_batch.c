@@ -424,6 +424,7 @@ static enum kv_err settle(struct store *store, const struct fmt_state *old, enum
         index_state(store->index, &now, NULL) == KV_OK && now.sequence == old->sequence &&
         roll_back(store))
         return err;
+    segment_leave(store->writer);
     pthread_mutex_lock(&store->lock);
     store->refuses_writes = 1;
     pthread_mutex_unlock(&store->lock);

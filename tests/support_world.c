@@ -1,0 +1,360 @@
+/* tests/support_world.c - lives that can fail at every step, and what must be left of them.
+ *
+ * Responsible for: what support_world.h says.
+ * Not responsible for: choosing steps and faults.
+ */
+#include "tests/support_world.h"
+
+#include "snapshot/snap_spill.h"
+#include "tests/support_invariants.h"
+#include "tests/support_life.h"
+#include "tests/support_store.h"
+#include "tests/support_tiny_model.h"
+#include "tests/testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- hooks; the context is the world */
+
+/* Waits for the block, so that a batch holds one block and a life repeats exactly. */
+static void block_sealed(void *context, struct session *session, struct block *block) {
+    struct world *world = context;
+    if (world->snapshot == NULL) {
+        transfer_block_failed(block);
+        return;
+    }
+    struct snapshot *snapshot = world->snapshot;
+    snapshot_block_sealed(snapshot, session, block);
+    pthread_mutex_lock(&snapshot->lock);
+    while (snapshot->queue_count > 0)
+        pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+    pthread_mutex_unlock(&snapshot->lock);
+}
+
+static void planes_wanted(void *context, struct session *session, struct block *block) {
+    struct world *world = context;
+    restore_planes_wanted(&world->source, session, block);
+}
+
+static int slots_low(void *context, struct session *session, uint32_t slots) {
+    (void)context;
+    (void)session;
+    (void)slots;
+    return 0;
+}
+
+void world_begin(struct world *world) {
+    struct tiny_model_options model = tiny_model_default();
+    struct layout_geometry geometry = {model.layers, model.kv_heads, model.head_dim};
+    struct kv_diag diag = {""};
+    size_t size = 0;
+    memset(world, 0, sizeof *world);
+    world->alloc = kv_alloc_system();
+    world->clock = kv_clock_system();
+    struct engine_settings settings = {
+        .alloc = kv_alloc_system(),
+        .clock = kv_clock_system(),
+        .hooks = {world, block_sealed, planes_wanted, slots_low},
+        .simd = ENGINE_SIMD_AUTO,
+        .threads = 1,
+        .sessions_max = WORLD_SESSIONS,
+        .slot_budget_bytes =
+            250 * (8 * layout_slot_bytes(&geometry) + layout_meta_frame_bytes(&geometry)),
+        .poison_free_slots = 1,
+        .shuffle_seed = 7};
+    uint8_t *file = tiny_model_make(&model, &size);
+    if (file == NULL || engine_open(&settings, file, size, &world->engine, &diag) != KV_OK) {
+        fprintf(stderr, "world: %s\n", diag.text);
+        abort();
+    }
+    tiny_model_drop(file);
+}
+
+void world_end(struct world *world) {
+    world_close(world);
+    engine_close(world->engine);
+}
+
+enum kv_err world_open(struct world *world, const char *dir, const struct io_door *door,
+                       struct kv_diag *diag) {
+    struct store_options options = store_options_usual(dir, "world");
+    options.segment_bytes = 1 << 20;
+    options.alloc = world->alloc;
+    options.clock = world->clock;
+    if (door != NULL)
+        options.door = door;
+    enum kv_err err = store_open(&options, &world->store, diag);
+    if (err != KV_OK) {
+        world->store = NULL;
+        return err;
+    }
+    world->source =
+        (struct restore_source){world->store, world->engine, world->alloc, world->clock};
+    const struct snapshot_settings settings = {world->store, world->engine, world->alloc,
+                                               world->clock, 64};
+    struct snapshot *snapshot = NULL;
+    err = snapshot_open(&settings, &snapshot, diag);
+    world->snapshot = snapshot;
+    if (err != KV_OK) {
+        world->snapshot = NULL;
+        world_close(world);
+    }
+    return err;
+}
+
+void world_close(struct world *world) {
+    struct snapshot *snapshot = world->snapshot;
+    if (snapshot != NULL)
+        snapshot_drain(snapshot);
+    for (uint32_t i = 0; i < WORLD_SESSIONS; i++) {
+        struct session *session = world_find(world, i);
+        if (session != NULL)
+            session_drop(session);
+    }
+    world->snapshot = NULL;
+    snapshot_close(snapshot);
+    engine_apply(world->engine);
+    store_close(world->store);
+    world->store = NULL;
+}
+
+const char *world_name(uint32_t session) {
+    static const char *const names[WORLD_SESSIONS] = {"ant", "bee", "cat", "dog"};
+    return names[session % WORLD_SESSIONS];
+}
+
+struct session *world_find(struct world *world, uint32_t session) {
+    return session_find(world->engine, world_name(session));
+}
+
+/* --- steps */
+
+static enum kv_err set_ages(struct session *session, int coarse, struct kv_diag *diag) {
+    static const uint64_t fine_ages[3] = {512, 1024, 1536}, coarse_ages[3] = {0, 256, 512};
+    struct image_policy policy = {.recipe = IMAGE_RECIPE_V3, .age_count = 3};
+    memcpy(policy.ages, coarse ? coarse_ages : fine_ages, sizeof fine_ages);
+    enum kv_err err = session_set_policy(session, &policy, diag);
+    /* A promotion that cannot be read stays under way; the answer does not depend on it. */
+    for (int i = 0; err == KV_OK && session_promoting(session) && i < 100; i++)
+        engine_apply(session_engine(session));
+    return err;
+}
+
+enum kv_err world_wake(struct world *world, uint32_t session, struct kv_diag *diag) {
+    const struct restore_options options = {.skip_needles = 1};
+    struct receipt receipt;
+    struct session *woken = NULL;
+    return restore_wake(&world->source, world_name(session), &options, &woken, &receipt, diag);
+}
+
+enum kv_err world_say(struct world *world, uint32_t session, uint32_t feed, uint64_t seed,
+                      struct kv_diag *diag) {
+    struct session *found = world_find(world, session);
+    if (found == NULL) {
+        enum kv_err err = world_wake(world, session, diag);
+        if (err == KV_ERR_NOT_FOUND) {
+            struct session_settings settings =
+                support_engine_greedy(world_name(session), IMAGE_RECIPE_V3);
+            settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+            err = session_create(world->engine, &settings, &found, diag);
+        }
+        if (err != KV_OK)
+            return err;
+        found = world_find(world, session);
+    }
+    life_say(found, seed, feed, 2, NULL);
+    if (world->snapshot != NULL)
+        snapshot_drain(world->snapshot);
+    engine_apply(world->engine);
+    return KV_OK;
+}
+
+static struct world_fact *begin_fact(struct world *world, uint32_t session, int is_removal) {
+    if (world->fact_count == WORLD_FACTS_MAX)
+        abort();
+    struct world_fact *fact = &world->facts[world->fact_count++];
+    *fact = (struct world_fact){.session = session,
+                                .is_removal = is_removal,
+                                .begin = world->disk != NULL ? disk_entries(world->disk) : 0,
+                                .end = UINT64_MAX};
+    struct session *found = is_removal ? NULL : world_find(world, session);
+    if (found != NULL) {
+        struct session_info info;
+        session_info(found, &info);
+        fact->n = info.n;
+        fact->resident = life_resident(found);
+    }
+    return fact;
+}
+
+static enum kv_err end_fact(struct world *world, struct world_fact *fact, enum kv_err err) {
+    fact->end = world->disk != NULL ? disk_entries(world->disk) : world->fact_count;
+    fact->acknowledged = err == KV_OK;
+    return err;
+}
+
+enum kv_err world_save(struct world *world, uint32_t session, int is_explicit,
+                       struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = is_explicit};
+    struct receipt receipt;
+    struct session *found = world_find(world, session);
+    if (found == NULL)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "not resident");
+    struct world_fact *fact = begin_fact(world, session, 0);
+    return end_fact(world, fact, snapshot_save(world->snapshot, found, &options, &receipt, diag));
+}
+
+enum kv_err world_sleep(struct world *world, uint32_t session, struct kv_diag *diag) {
+    struct receipt receipt;
+    struct session *found = world_find(world, session);
+    if (found == NULL)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "not resident");
+    struct world_fact *fact = begin_fact(world, session, 0);
+    return end_fact(world, fact, snapshot_sleep(world->snapshot, found, &receipt, diag));
+}
+
+enum kv_err world_remove(struct world *world, uint32_t session, struct kv_diag *diag) {
+    struct session *found = world_find(world, session);
+    snapshot_drain(world->snapshot);
+    if (found != NULL)
+        session_drop(found);
+    snapshot_drain(world->snapshot);
+    struct world_fact *fact = begin_fact(world, session, 1);
+    enum kv_err err = snapshot_remove(world->store, world->alloc, world_name(session), diag);
+    /* What was never saved is not there to be removed. */
+    if (err == KV_ERR_NOT_FOUND)
+        world->fact_count--;
+    return err == KV_ERR_NOT_FOUND ? err : end_fact(world, fact, err);
+}
+
+enum kv_err world_demote(struct world *world, uint32_t session, int coarse, struct kv_diag *diag) {
+    struct session *found = world_find(world, session);
+    if (found == NULL)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "not resident");
+    return set_ages(found, coarse, diag);
+}
+
+/* --- what must be left */
+
+/* What a session may be at a moment of the log. */
+struct seen_session {
+    int present;
+    uint64_t n;
+    const struct kv_digest *resident; /* NULL: not yet known */
+};
+
+static int is_allowed(const struct world *world, uint32_t session, uint64_t entries,
+                      const struct seen_session *seen) {
+    int absent_allowed = 1, allowed = 0;
+    for (uint32_t i = 0; i < world->fact_count; i++) {
+        const struct world_fact *fact = &world->facts[i];
+        if (fact->session != session || fact->begin >= entries)
+            continue;
+        /* Acknowledged before this moment: everything earlier is history. */
+        if (fact->acknowledged && fact->end <= entries)
+            absent_allowed = allowed = 0;
+        if (fact->is_removal)
+            absent_allowed = 1;
+        else if (seen->present && fact->n == seen->n &&
+                 (seen->resident == NULL || kv_digest_equal(seen->resident, &fact->resident)))
+            allowed = 1;
+    }
+    return seen->present ? allowed : absent_allowed;
+}
+
+static int check_session(struct world *world, uint32_t session, uint64_t entries,
+                         char text_out[WORLD_TEXT_BYTES]) {
+    struct snapshot_entry entry = {.snapshot = 0};
+    struct kv_diag diag = {""};
+    const char *name = world_name(session);
+    enum kv_err err = snapshot_find(world->store, world->alloc, name, &entry, &diag);
+    if (err != KV_OK && err != KV_ERR_NOT_FOUND) {
+        snprintf(text_out, WORLD_TEXT_BYTES, "%s: %s", name, diag.text);
+        return 0;
+    }
+    struct seen_session seen = {err == KV_OK, entry.head.n, NULL};
+    if (!is_allowed(world, session, entries, &seen)) {
+        snprintf(text_out, WORLD_TEXT_BYTES, "%s is %s at %llu tokens: not what was acknowledged",
+                 name, err == KV_OK ? "there" : "lost", (unsigned long long)entry.head.n);
+        return 0;
+    }
+    if (err != KV_OK)
+        return 1;
+    if (world_wake(world, session, &diag) != KV_OK) {
+        snprintf(text_out, WORLD_TEXT_BYTES, "%s does not wake: %s", name, diag.text);
+        return 0;
+    }
+    struct kv_digest resident = life_resident(world_find(world, session));
+    seen.resident = &resident;
+    if (!is_allowed(world, session, entries, &seen)) {
+        snprintf(text_out, WORLD_TEXT_BYTES, "%s woke with other bytes than it was saved with",
+                 name);
+        return 0;
+    }
+    return 1;
+}
+
+/* Invariant 8 needs a first batch after a wake to be seen. */
+static int goes_on(struct world *world, char text_out[WORLD_TEXT_BYTES]) {
+    char text[SUPPORT_INVARIANTS_TEXT_BYTES];
+    struct kv_diag diag = {""};
+    enum kv_err err = world_say(world, 0, 300, 4711, &diag);
+    uint32_t kept = world->fact_count;
+    if (err == KV_OK)
+        err = world_save(world, 0, 0, &diag);
+    world->fact_count = kept;
+    if (err != KV_OK) {
+        snprintf(text_out, WORLD_TEXT_BYTES, "does not go on: %s", diag.text);
+        return 0;
+    }
+    int number = support_invariants_check(world->store, text);
+    if (number != 0)
+        snprintf(text_out, WORLD_TEXT_BYTES, "after going on, invariant %d: %s", number, text);
+    struct snapshot_entry entry = {.snapshot = 0};
+    int beyond = 1;
+    err = snapshot_find(world->store, world->alloc, world_name(0), &entry, &diag);
+    struct record_key key = record_key_block(entry.head.lineage, entry.head.block_count);
+    if (err == KV_OK)
+        err = store_exists(world->store, key.bytes, key.size, &beyond, &diag);
+    if (number == 0 && (err != KV_OK || beyond))
+        snprintf(text_out, WORLD_TEXT_BYTES, "after going on, invariant 8: %s",
+                 err != KV_OK ? diag.text : "a block of a life that was not saved is left");
+    return number == 0 && err == KV_OK && !beyond;
+}
+
+static int check_open(struct world *world, const struct world_check *check,
+                      char text_out[WORLD_TEXT_BYTES]) {
+    char text[SUPPORT_INVARIANTS_TEXT_BYTES];
+    struct kv_diag diag = {""};
+    if (world_open(world, check->dir, NULL, &diag) != KV_OK) {
+        snprintf(text_out, WORLD_TEXT_BYTES, "does not open: %s", diag.text);
+        return 0;
+    }
+    int number = support_invariants_check(world->store, text);
+    int right = number == 0;
+    if (!right)
+        snprintf(text_out, WORLD_TEXT_BYTES, "invariant %d: %s", number, text);
+    for (uint32_t i = 0; right && i < WORLD_SESSIONS; i++)
+        right = check_session(world, i, check->entries, text_out);
+    return right;
+}
+
+int world_right(struct world *world, const struct world_check *check,
+                char text_out[WORLD_TEXT_BYTES]) {
+    struct disk *disk = world->disk;
+    world->disk = NULL;
+    text_out[0] = 0;
+    int right = check_open(world, check, text_out);
+    if (right && check->rebuild) {
+        world_close(world);
+        support_store_remove_index(check->dir);
+        right = check_open(world, check, text_out);
+    }
+    if (right && check->go_on)
+        right = goes_on(world, text_out);
+    world_close(world);
+    world->disk = disk;
+    return right;
+}
