@@ -6,8 +6,8 @@
  *   6. A snapshot never refers to an extent without a record: its pages and image are put in the
  *      batch that adds it, every block it counts was committed before, and a page or block record
  *      is deleted only in a batch after which no snapshot refers to it.
- *   7. A session's head moves only in the batch that adds its snapshot. That batch is built only
- *      while the stored head is the one that the session believes in.
+ *   7. A session's head moves only in the batch that adds its snapshot. That batch, and the first
+ *      one after a wake, is built only while the stored head is the one that the session knows.
  *   8. Sealed blocks are recorded under the session's open lineage by the write-through batch
  *      itself and count as live; the first batch after a wake deletes block records of that
  *      lineage beyond every snapshot's count, so that a block never survives from a life of the
@@ -49,6 +49,12 @@ static enum kv_err put_record(struct store_batch *batch, const struct record_key
     return store_batch_put(batch, &put, diag);
 }
 
+static enum kv_err trim(const struct snap_gc *gc, const struct snap_line *line,
+                        struct kv_diag *diag) {
+    const struct snap_gc_trim_args args = {line->name, line->lineage, line->head};
+    return snap_gc_trim(gc, &args, diag);
+}
+
 static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line *line,
                                uint32_t snapshot_count, struct kv_diag *diag) {
     struct record_lineage record = {.snapshot_count = snapshot_count};
@@ -68,7 +74,7 @@ static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
     struct snap_line *line = item->line;
     enum kv_err err = KV_OK;
     if (line->trim && line->pending == 0)
-        err = snap_gc_trim(gc, line->name, line->lineage, diag);
+        err = trim(gc, line, diag);
     if (err == KV_OK && !line->recorded && line->pending == 0)
         err = put_lineage(gc->batch, line, 0, diag);
     if (err != KV_OK)
@@ -420,7 +426,7 @@ static enum kv_err fill_batch(struct save *save, const struct kv_digest *root) {
     const struct transfer_frozen *frozen = &save->ticket->frozen;
     enum kv_err err = KV_OK;
     if (save->line->trim)
-        KV_TRY(snap_gc_trim(&save->gc, save->line->name, save->line->lineage, save->diag));
+        KV_TRY(trim(&save->gc, save->line, save->diag));
     KV_TRY(put_page(save, &frozen->sinks, &frozen->image.sinks, LAYOUT_SINKS));
     for (uint32_t i = 0; i < frozen->page_count; i++)
         KV_TRY(put_page(save, &frozen->pages[i], &frozen->image.pages[i], LAYOUT_PAGE));

@@ -66,12 +66,18 @@ enum kv_err snap_gc_blocks_from(const struct snap_gc *gc, uint64_t lineage, uint
     }
 }
 
-enum kv_err snap_gc_trim(const struct snap_gc *gc, const char *name, uint64_t lineage,
+enum kv_err snap_gc_trim(const struct snap_gc *gc, const struct snap_gc_trim_args *args,
                          struct kv_diag *diag) {
     struct record_name head;
-    enum kv_err err = snap_gc_name(gc->store, name, &head, diag);
+    enum kv_err err = snap_gc_name(gc->store, args->name, &head, diag);
     if (err != KV_OK)
         return err;
+#ifndef BREAK_PAST
+    if (head.snapshot != args->head)
+        return kv_diag_set(
+            diag, KV_ERR_BUSY,
+            "session %s was saved by somebody else since it was woken: wake it again", args->name);
+#endif
     uint32_t keep = 0;
     uint64_t snapshot = head.snapshot;
     for (int i = 0; snapshot != 0 && i < CHAIN_MAX; i++) {
@@ -79,14 +85,14 @@ enum kv_err snap_gc_trim(const struct snap_gc *gc, const char *name, uint64_t li
         err = snap_gc_snapshot(gc->store, snapshot, &record, diag);
         if (err != KV_OK)
             return err;
-        if (record.lineage == lineage && record.block_count > keep)
+        if (record.lineage == args->lineage && record.block_count > keep)
             keep = record.block_count;
         snapshot = record.parent;
     }
 #ifdef BREAK_TRIM
     return KV_OK;
 #endif
-    return snap_gc_blocks_from(gc, lineage, keep, diag);
+    return snap_gc_blocks_from(gc, args->lineage, keep, diag);
 }
 
 enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int change,
@@ -115,7 +121,7 @@ enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int chang
 
 /* Deletes one lineage's blocks and its record in a batch of their own. */
 static enum kv_err drop_lineage(struct snap_gc *gc, uint64_t lineage, struct kv_diag *diag) {
-    enum kv_err err = store_batch_begin(gc->store, 0, &gc->batch, diag);
+    enum kv_err err = store_batch_begin_removal(gc->store, &gc->batch, diag);
     if (err != KV_OK)
         return err;
     struct record_key key = record_key_lineage(lineage);
@@ -203,7 +209,7 @@ enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, c
     err = snap_gc_name(store, name, &head, diag);
     if (err != KV_OK)
         return err;
-    err = store_batch_begin(store, 0, &gc.batch, diag);
+    err = store_batch_begin_removal(store, &gc.batch, diag);
     if (err != KV_OK)
         return err;
     struct record_key key = record_key_name(name);

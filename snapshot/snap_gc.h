@@ -28,8 +28,13 @@ enum kv_err snap_gc_name(struct store *store, const char *name, struct record_na
 /* Deletes the block records of `lineage` at index `first` and beyond. */
 enum kv_err snap_gc_blocks_from(const struct snap_gc *gc, uint64_t lineage, uint32_t first,
                                 struct kv_diag *diag);
-/* Invariant 8: deletes blocks beyond the largest count of every snapshot of session `name`. */
-enum kv_err snap_gc_trim(const struct snap_gc *gc, const char *name, uint64_t lineage,
+/* Invariant 8: deletes blocks beyond the largest count of every snapshot of session `name`, whose
+ * head must still be `head`: BUSY otherwise, since what stands there is then of a newer life. */
+struct snap_gc_trim_args {
+    const char *name;
+    uint64_t lineage, head;
+};
+enum kv_err snap_gc_trim(const struct snap_gc *gc, const struct snap_gc_trim_args *args,
                          struct kv_diag *diag);
 /* One snapshot more (+1) or less (-1) uses the page; at none it is deleted. */
 enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int change,

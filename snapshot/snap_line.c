@@ -132,6 +132,7 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
     fresh->block_count = durable->block_count;
     fresh->chain = durable->block_chain;
     fresh->trim = durable->trim_pending;
+    fresh->head = durable->snapshot;
     fresh->recorded = durable->snapshot != 0;
     fresh->next = lines->first;
     lines->first = fresh;

@@ -36,6 +36,7 @@ struct snap_line {
     uint32_t block_count;   /* committed, in order */
     struct kv_digest chain; /* over these */
     int trim;               /* block records beyond every snapshot are to be deleted first */
+    uint64_t head;          /* with trim: the snapshot that the session was woken from */
     int recorded;           /* the lineage record exists */
     uint32_t pending;       /* blocks of this line in the batch being made */
     struct snap_account account;

@@ -473,6 +473,42 @@ static void late_blocks_of_an_earlier_life_are_not_counted(void **state) {
     close_fixture(&f);
 }
 
+/* A save that was under way when its session was dropped and woken again moves the head all the
+ * same. The woken session is then of the past: it must write nothing over blocks of that head.
+ * BREAK_PAST does. */
+static void a_session_of_the_past_writes_nothing(void **state) {
+    (void)state;
+    struct fixture f;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    const struct snapshot_options options = {0};
+    struct snapshot_ticket *ticket = NULL;
+    open_fixture(&f);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 320 + 256 * 2, 0, NULL);
+    life_save(&f.life, session, 0);
+    life_say(session, 2, 256 * 2, 0, NULL);
+    snapshot_drain(f.life.snapshot);
+    arm(&f, FAULTY_IO_STALL, FAULTY_IO_WRITE, 1);
+    assert_int_equal(snapshot_begin(f.life.snapshot, session, &options, &ticket, &diag), KV_OK);
+    faulty_io_await_stall(f.faulty);
+    session_drop(session);
+    session = life_wake(&f.life, "chat", NULL);
+    faulty_io_release(f.faulty);
+    assert_int_equal(snapshot_finish(f.life.snapshot, ticket, &receipt, &diag), KV_OK);
+    life_say(session, 3, 256 * 3, 0, NULL);
+    snapshot_drain(f.life.snapshot);
+    struct receipt late;
+    assert_int_equal(try_save(&f, session, &late, &diag), KV_ERR_BUSY);
+    assert_non_null(strstr(diag.text, "wake it again"));
+    session_drop(session);
+    struct receipt woken;
+    life_wake(&f.life, "chat", &woken);
+    assert_int_equal(woken.snapshot, receipt.snapshot);
+    assert_int_equal(woken.blocks, 4);
+    close_fixture(&f);
+}
+
 static void what_was_never_saved_goes_at_the_next_open(void **state) {
     (void)state;
     struct fixture f;
@@ -694,6 +730,7 @@ TESTING_MAIN(cmocka_unit_test(a_save_costs_new_tokens_only),
              cmocka_unit_test(removal_leaves_nothing), cmocka_unit_test(pages_are_counted),
              cmocka_unit_test(blocks_of_an_unsaved_life_are_trimmed),
              cmocka_unit_test(late_blocks_of_an_earlier_life_are_not_counted),
+             cmocka_unit_test(a_session_of_the_past_writes_nothing),
              cmocka_unit_test(what_was_never_saved_goes_at_the_next_open),
              cmocka_unit_test(a_full_store_opens_with_what_was_never_saved),
              cmocka_unit_test(a_name_is_not_taken_over),
