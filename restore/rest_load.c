@@ -7,6 +7,7 @@
 #include "restore/rest_load.h"
 
 #include "restore/rest_fetch.h"
+#include "restore/rest_scales.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -74,6 +75,8 @@ static void *digest_main(void *context) {
 #endif
         enum kv_err err = rest_load_check(item->label, &item->extent->digest, &found, &diag);
         loading->checked++;
+        if (err == KV_OK)
+            err = rest_scales_check(item->label, &part, &diag);
         if (err == KV_OK)
             continue;
         loading->failed++;

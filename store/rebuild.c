@@ -113,6 +113,9 @@ static enum kv_err replay(struct rebuild *rebuild, const struct fmt_batch *batch
         err = recover_apply(rebuild->index, batch, record, &rebuild->state, diag);
         *applied_out = err == KV_OK;
     }
+    struct kv_diag padding = {""};
+    if (*applied_out && recover_padding(store, batch, &padding) == KV_ERR_CORRUPT)
+        store_inner_note(store, "Found that %s; nothing is lost by it. ", padding.text);
     kv_alloc_release(store->options.alloc, record);
     if (err == KV_ERR_CORRUPT) {
         kv_diag_clear(diag);

@@ -149,6 +149,30 @@ done:
     return err;
 }
 
+enum kv_err recover_padding(struct store *store, const struct fmt_batch *batch,
+                            struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    uint8_t padding[STORE_PAGE_BYTES];
+    size_t got = 0;
+    size_t bytes =
+        (size_t)(kv_round_up(batch->record_bytes, STORE_PAGE_BYTES) - batch->record_bytes);
+    int file = -1;
+    enum kv_err err = open_for_scan(store, batch->at.segment, &file, diag);
+    if (err != KV_OK)
+        return err;
+    int error =
+        door->read(door->context, file, padding, bytes, batch->at.off + batch->record_bytes, &got);
+    door->close(door->context, file);
+    if (error != 0)
+        return segment_error(diag, error, "read", batch->at.segment);
+    for (size_t i = 0; i < got; i++)
+        if (padding[i] != 0)
+            return kv_diag_set(diag, KV_ERR_CORRUPT,
+                               "the padding behind the record of batch %llu is damaged",
+                               (unsigned long long)batch->sequence);
+    return KV_OK;
+}
+
 static struct kv_reader operations(const struct fmt_batch *batch, const uint8_t *record) {
     struct kv_reader reader;
     kv_reader_init(&reader, record + FMT_BATCH_HEAD_BYTES,

@@ -91,6 +91,10 @@ enum kv_err recover_scan(struct store *store, struct fmt_place from, struct reco
 /* Reads a whole batch record into *record_out (released by the caller). */
 enum kv_err recover_load(struct store *store, const struct fmt_batch *batch, uint8_t **record_out,
                          struct kv_digest *digest_out, struct kv_diag *diag);
+/* CORRUPT when what fills the record's last page is not zero: a sign of damage nearby, nothing is
+ * believed from it. */
+enum kv_err recover_padding(struct store *store, const struct fmt_batch *batch,
+                            struct kv_diag *diag);
 /* Reads and digests every extent that the batch wrote. */
 enum kv_err recover_verify(struct store *store, const struct fmt_batch *batch,
                            const uint8_t *record, struct kv_diag *diag);

@@ -1,0 +1,44 @@
+/* tests/test_scales.c - every fp16 bit pattern as a scale.
+ *
+ * Responsible for: what rest_scales_check takes and refuses; that its place in a wake is reached
+ * is seen by flips.c without digests.
+ * Not responsible for: digests (test_restore.c).
+ * Broken twins: BREAK_SCALES.
+ */
+#include "restore/rest_scales.h"
+
+#include "tests/testing.h"
+
+#include <string.h>
+
+static void only_positive_normal_numbers_pass(void **state) {
+    (void)state;
+    uint8_t bytes[64];
+    uint32_t taken = 0;
+    struct transfer_part part = {.stream = LAYOUT_META, .size = 64, .piece_count = 2};
+    part.pieces[0] = (struct transfer_piece){bytes, 30};
+    part.pieces[1] = (struct transfer_piece){bytes + 30, 34};
+    for (uint32_t bits = 0; bits < 0x10000; bits++) {
+        struct kv_diag diag = {""};
+        size_t place = bits % 32;
+        for (size_t i = 0; i < 32; i++) {
+            bytes[2 * i] = 0;
+            bytes[2 * i + 1] = 0x3c; /* 1.0 */
+        }
+        bytes[2 * place] = (uint8_t)bits;
+        bytes[2 * place + 1] = (uint8_t)(bits >> 8);
+        uint32_t exponent = bits >> 10 & 31;
+        int good = exponent != 0 && exponent != 31 && bits < 0x8000;
+        assert_int_equal(rest_scales_check("block 3, META", &part, &diag),
+                         good ? KV_OK : KV_ERR_CORRUPT);
+        assert_int_equal(strstr(diag.text, "block 3, META") != NULL, !good);
+        taken += good;
+    }
+    assert_int_equal(taken, 30 * 1024);
+    /* A plane is any bits at all. */
+    memset(bytes, 0xff, sizeof bytes);
+    part.stream = LAYOUT_KH;
+    assert_int_equal(rest_scales_check("block 3, KH", &part, NULL), KV_OK);
+}
+
+TESTING_MAIN(cmocka_unit_test(only_positive_normal_numbers_pass))
