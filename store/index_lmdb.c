@@ -482,3 +482,11 @@ uint64_t index_bytes(struct index *index) {
     pthread_rwlock_unlock(&index->resize);
     return rc == 0 ? ((uint64_t)info.me_last_pgno + 1) * stat.ms_psize : 0;
 }
+
+uint64_t index_commits(struct index *index) {
+    MDB_envinfo info;
+    pthread_rwlock_rdlock(&index->resize);
+    int rc = mdb_env_info(index->env, &info);
+    pthread_rwlock_unlock(&index->resize);
+    return rc == 0 ? info.me_last_txnid : 0;
+}

@@ -48,6 +48,7 @@ struct segment_counts {
     uint64_t in_flight_max;
     uint64_t wait_ns;
     uint64_t sync_ns;
+    uint64_t syncs; /* of segments */
 };
 
 struct segment_writer; /* owns its staging, queue and open file */

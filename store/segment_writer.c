@@ -214,6 +214,7 @@ static int sync_file(struct segment_writer *writer) {
     if (writer->file >= 0)
         error = door_of(writer)->sync(door_of(writer)->context, writer->file);
 #endif
+    writer->counts.syncs += writer->file >= 0;
     writer->counts.sync_ns += kv_clock_now_ns(writer->options.clock) - begin_ns;
     writer->sync_failed |= error != 0;
     return error;

@@ -441,6 +441,7 @@ static void account(struct store_batch *batch, struct store_commit_stats *stats_
     batch->stats.in_flight_max = counts.in_flight_max;
     batch->stats.write_ns = counts.wait_ns;
     batch->stats.sync_ns = counts.sync_ns;
+    batch->stats.syncs = counts.syncs;
     if (stats_out != NULL)
         *stats_out = batch->stats;
 }
@@ -468,8 +469,11 @@ static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
 #endif
     KV_TRY(segment_sync(store->writer, diag));
     uint64_t begin_ns = kv_clock_now_ns(store->options.clock);
+    uint64_t commits = index_commits(store->index);
     err = recover_apply(store->index, &head, batch->record, &now, diag);
     batch->stats.index_ns = kv_clock_now_ns(store->options.clock) - begin_ns;
+    batch->stats.index_commits = index_commits(store->index) - commits;
+    batch->stats.segments = now.tail.segment - old.tail.segment + 1;
     if (err != KV_OK)
         return settle(store, &old, err, diag);
     publish(store, &old, &now, segment_uncommitted_bytes(store->writer));

@@ -79,7 +79,10 @@ struct store_commit_stats {
     uint64_t write_ns;      /* begin of the batch to the last write's end, waiting only */
     uint64_t sync_ns;
     uint64_t index_ns;
-    uint64_t sequence; /* of this batch */
+    uint64_t sequence;      /* of this batch */
+    uint64_t syncs;         /* fdatasyncs of segments; their folder is not counted */
+    uint64_t index_commits; /* as the index counts them */
+    uint32_t segments;      /* that this batch wrote to or ended */
 };
 
 /* Replaces the value and keeps the extents; sees what this batch has done. KV_ERR_NOT_FOUND leaves

@@ -1,7 +1,7 @@
 /* store/store_bench.h - how fast this store is on this disk, beside plain I/O.
  *
  * Responsible for: writing and reading back incompressible extents through a fresh store, and the
- * same amount of bytes through a plain file on the same file system, in one run.
+ * same bytes through plain files on the same file system, in turns; counting syncs and commits.
  * Not responsible for: printing; deciding whether the figure is good.
  *
  * Threads: one call at a time.
@@ -12,11 +12,14 @@
 
 #include "store/store.h"
 
+enum { STORE_BENCH_PAIRS_MIN = 12, STORE_BENCH_PAIRS_MAX = 128, STORE_BENCH_SESSIONS = 9 };
+
 struct store_bench_options {
     struct store_options store; /* `dir` must not exist: it is made and removed again */
-    uint64_t total_bytes;       /* [16 MiB, 64 GiB], rounded down to whole extents */
+    uint64_t total_bytes;       /* [16 MiB, 64 GiB] */
     uint64_t extent_bytes;      /* a multiple of 4 KiB up to 16 MiB */
-    uint64_t batch_bytes;       /* committed at a time */
+    uint64_t batch_bytes;       /* committed at a time; total ÷ batch pairs are measured, within
+                                   the limits above */
     uint64_t seed;
 };
 
@@ -27,17 +30,33 @@ struct store_bench_rate {
     uint64_t in_flight_max;
 };
 
+/* Over all pairs; `p99` is on the bad side: 99 of 100 pairs are at least as good. */
+struct store_bench_ratio {
+    double median;
+    double p99;
+};
+
 struct store_bench_result {
     const char *door_name;
     int direct;
     char fallback[160];
-    struct store_bench_rate write;      /* put to acknowledged commit, all batches */
+    uint32_t pairs; /* the two sides of each in turns, which first taking turns too */
+    uint64_t batch_bytes;
+    struct store_bench_rate write;      /* begin of a batch to acknowledged commit */
     struct store_bench_rate read;       /* store_read without digests */
     struct store_bench_rate read_check; /* store_read with digests */
-    struct store_bench_rate
-        plain_write; /* one thread, O_DIRECT where possible, 1 MiB, one fdatasync */
+    /* One thread, 1 MiB at a time, O_DIRECT where possible; a new file for every pair, its space
+     * taken, written and synced by one fdatasync. */
+    struct store_bench_rate plain_write;
     struct store_bench_rate plain_read;
     int plain_direct;
+    /* Speed over the plain file's: more is better. */
+    struct store_bench_ratio write_speed, read_speed, read_check_speed;
+    /* Wall of one batch with the changes of nine sessions over one with those of one session: less
+     * is better. A session's change is 64 KiB (a turn without a new block) or 2 MiB (a block). */
+    struct store_bench_ratio nine_turns, nine_blocks;
+    /* Counted over all batches above. */
+    uint64_t batches, index_commits, segments, syncs;
 };
 
 /* KV_ERR_INVALID sizes, KV_ERR_EXISTS dir is there, KV_ERR_PROOF nothing was measured (a figure

@@ -21,7 +21,7 @@ static struct store_bench_options bench_options(const char *dir) {
     return (struct store_bench_options){.store = store_options_usual(dir, "bench"),
                                         .total_bytes = (uint64_t)96 << 20,
                                         .extent_bytes = 1 << 20,
-                                        .batch_bytes = 32 << 20,
+                                        .batch_bytes = 16 << 20,
                                         .seed = 7};
 }
 
@@ -37,11 +37,21 @@ static void measures_both_doors(void **state) {
         struct store_bench_options options = bench_options(dir);
         options.store.door = door == 0 ? io_uring_door() : io_posix_door();
         assert_int_equal(store_bench(&options, &result, &diag), KV_OK);
-        assert_int_equal(result.write.bytes, (uint64_t)96 << 20);
+        assert_int_equal(result.write.bytes, (uint64_t)192 << 20);
         assert_int_equal(result.read.bytes, result.write.bytes);
         assert_int_equal(result.read_check.bytes, result.write.bytes);
         assert_int_equal(result.plain_read.bytes, result.write.bytes);
         assert_true(result.write.in_flight_max >= 8);
+        assert_int_equal(result.pairs, 12);
+        /* Five batches to a pair; each had one commit and each segment one fdatasync. */
+        assert_int_equal(result.batches, 5 * 12);
+        assert_int_equal(result.index_commits, result.batches);
+        assert_true(result.segments > result.batches);
+        assert_int_equal(result.syncs, result.segments);
+        assert_true(result.write_speed.median > 0);
+        assert_true(result.write_speed.p99 <= result.write_speed.median);
+        assert_true(result.nine_turns.p99 >= result.nine_turns.median);
+        assert_true(result.nine_blocks.median > result.nine_turns.median / 100);
         assert_true(result.read.in_flight_max >= 16);
         assert_string_equal(result.door_name, options.store.door->name);
         assert_int_equal(access(dir, F_OK), -1);

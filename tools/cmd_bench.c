@@ -90,6 +90,45 @@ static void tell_store(struct cmd *cmd, const struct store_bench_result *result)
     cmd_bench_rate(cmd, "plain_read", result->plain_read.bytes, result->plain_read.ns);
 }
 
+static void tell_ratio(struct cmd *cmd, const char *name, const char *text,
+                       const struct store_bench_ratio *ratio) {
+    if (cmd->result != NULL) {
+        cJSON *item = cJSON_AddObjectToObject(cmd->result, name);
+        cJSON_AddNumberToObject(item, "median", ratio->median);
+        cJSON_AddNumberToObject(item, "p99", ratio->p99);
+    } else {
+        printf("%-48s %.2f  (p99 %.2f)\n", text, ratio->median, ratio->p99);
+    }
+}
+
+static void tell_ratios(struct cmd *cmd, const struct store_bench_result *result) {
+    char size[TEXT_SHORT_BYTES];
+    if (cmd->result != NULL) {
+        cJSON_AddNumberToObject(cmd->result, "pairs", result->pairs);
+        cJSON_AddNumberToObject(cmd->result, "batch_bytes", (double)result->batch_bytes);
+        cJSON_AddNumberToObject(cmd->result, "batches", (double)result->batches);
+        cJSON_AddNumberToObject(cmd->result, "index_commits", (double)result->index_commits);
+        cJSON_AddNumberToObject(cmd->result, "segments_touched", (double)result->segments);
+        cJSON_AddNumberToObject(cmd->result, "segment_fdatasyncs", (double)result->syncs);
+    } else {
+        printf("%" PRIu32 " pairs of %s, store and plain file in turns; ratios pair by pair:\n",
+               result->pairs, text_size(result->batch_bytes, size));
+    }
+    tell_ratio(cmd, "write_over_plain", "  speed of a batch ÷ plain writer, one fdatasync",
+               &result->write_speed);
+    tell_ratio(cmd, "read_over_plain", "  speed of reading ÷ plain reader", &result->read_speed);
+    tell_ratio(cmd, "read_and_digest_over_plain", "  the same with digests",
+               &result->read_check_speed);
+    tell_ratio(cmd, "nine_turns_over_one", "  wall of 9 sessions' 64 KiB in one batch ÷ of 1",
+               &result->nine_turns);
+    tell_ratio(cmd, "nine_blocks_over_one", "  wall of 9 sessions' 2 MiB in one batch ÷ of 1",
+               &result->nine_blocks);
+    if (cmd->result == NULL)
+        printf("counted                 %" PRIu64 " batches: %" PRIu64 " index commits; %" PRIu64
+               " segments touched: %" PRIu64 " fdatasyncs\n",
+               result->batches, result->index_commits, result->segments, result->syncs);
+}
+
 static enum kv_err bench_store(struct cmd *cmd, struct kv_diag *diag) {
     char dir[CONFIG_PATH_BYTES + 16];
     struct store_bench_result result;
@@ -110,6 +149,7 @@ static enum kv_err bench_store(struct cmd *cmd, struct kv_diag *diag) {
         return err;
     cmd_bench_host(cmd);
     tell_store(cmd, &result);
+    tell_ratios(cmd, &result);
     return KV_OK;
 }
 
