@@ -35,6 +35,12 @@ struct store_options store_options_usual(const char *dir, const char *program) {
     };
 }
 
+uint64_t store_options_reserve(uint64_t bytes_max) {
+    uint64_t part = bytes_max / 8;
+    uint64_t most = (uint64_t)32 << 20;
+    return bytes_max == STORE_BYTES_UNLIMITED ? 0 : part < most ? part : most;
+}
+
 static enum kv_err check_key(size_t key_bytes, struct kv_diag *diag) {
     if (key_bytes == 0 || key_bytes > STORE_KEY_BYTES_MAX)
         return kv_diag_set(diag, KV_ERR_INVALID, "a key has %zu bytes: it must have 1 to %d",

@@ -37,14 +37,16 @@ struct store;
 struct io_door; /* store/io.h */
 
 struct store_options {
-    const char *dir;            /* its parent must exist; borrowed for the call */
-    int read_only;              /* 1: takes no lock and changes nothing (but see store_open) */
-    int direct_wanted;          /* 1: O_DIRECT where the file system takes it */
-    uint64_t bytes_max;         /* hard budget for DIR, or STORE_BYTES_UNLIMITED */
-    uint64_t reserve_bytes;     /* of it, only for removals and gc, so that a full store empties */
-    uint64_t segment_bytes;     /* a multiple of 4 KiB in [1 MiB, 1 GiB]; 64 MiB is usual */
-    uint64_t deadline_ns;       /* longest wait for one read or write; 30 s is usual */
-    const char *program;        /* written into LOCK for whoever finds it held */
+    const char *dir;        /* its parent must exist; borrowed for the call */
+    int read_only;          /* 1: takes no lock and changes nothing (but see store_open) */
+    int inspect;            /* 1, with read_only: a damaged index is KV_ERR_CORRUPT, not mended */
+    int rebuild_index;      /* 1: a writer makes the index anew from the segments */
+    int direct_wanted;      /* 1: O_DIRECT where the file system takes it */
+    uint64_t bytes_max;     /* hard budget for DIR, or STORE_BYTES_UNLIMITED */
+    uint64_t reserve_bytes; /* of it, only for removals and gc, so that a full store empties */
+    uint64_t segment_bytes; /* a multiple of 4 KiB in [1 MiB, 1 GiB]; 64 MiB is usual */
+    uint64_t deadline_ns;   /* longest wait for one read or write; 30 s is usual */
+    const char *program;    /* written into LOCK for whoever finds it held */
     const struct io_door *door; /* these three are borrowed until store_close */
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
@@ -52,6 +54,9 @@ struct store_options {
 
 /* Options with the usual values, the best door of this machine and the system's allocator. */
 struct store_options store_options_usual(const char *dir, const char *program);
+
+/* The usual reserve of a budget: an eighth, at most 32 MiB; none of a budget without an end. */
+uint64_t store_options_reserve(uint64_t bytes_max);
 
 /* Opens, creating DIR (0700) when a writer finds none. Finishes or drops what a crash left, and
  * rebuilds a missing or damaged index from the segments (a read-only open does so only if it can

@@ -390,7 +390,7 @@ static enum kv_err checkpoint(struct gc *gc, uint32_t number) {
     KV_TRY(recover_scan(gc->store, from, &list, &nonzero_end, gc->diag));
     KV_TRY(store_gone_load(gc->store->index, gc->alloc, &gone, gc->diag));
     for (size_t i = 0; i < list.count; i++) {
-        /* What a damaged record in between said is in the index only: it must not lose its place. */
+        /* What a damaged record in between said is in the index only: its place must stay. */
         if (i != 0 && list.items[i].sequence > list.items[i - 1].sequence + 1)
             KV_TRY(kv_diag_set(gc->diag, KV_ERR_CORRUPT, "a batch record in it is damaged"));
         KV_TRY(restate_batch(gc, &list.items[i], oldest));

@@ -400,9 +400,11 @@ static enum kv_err open_all(struct store *store, const char *path, struct kv_dia
     KV_TRY(open_dir(store, path, diag));
     KV_TRY(open_layout(store, diag));
     err = open_index(store, path, diag);
+    if (err == KV_OK && store->options.rebuild_index)
+        err = KV_ERR_CORRUPT;
     if (err == KV_OK && !store->options.read_only)
         err = check_index(store, diag);
-    if (err == KV_ERR_CORRUPT)
+    if (err == KV_ERR_CORRUPT && !store->options.inspect)
         err = rebuild_for(store, path, diag);
     if (err != KV_OK)
         goto done;

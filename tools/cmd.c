@@ -78,14 +78,20 @@ static void tell_opened(const struct cmd *cmd, struct store *store) {
     fprintf(stderr, ": %s\n", stats.opened);
 }
 
-enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
-                           struct kv_diag *diag) {
+struct store_options cmd_store_options(const struct cmd *cmd) {
     struct store_options options = store_options_usual(cmd->config->store, "coldplane");
-    options.read_only = read_only;
     options.bytes_max = cmd->config->store_max_bytes;
+    options.reserve_bytes = store_options_reserve(options.bytes_max);
     options.door = door_of(cmd->config);
     options.alloc = cmd->alloc;
     options.clock = cmd->clock;
+    return options;
+}
+
+enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
+                           struct kv_diag *diag) {
+    struct store_options options = cmd_store_options(cmd);
+    options.read_only = read_only;
     if (!read_only) {
         enum kv_err err = make_home(cmd->config, diag);
         if (err != KV_OK)

@@ -60,6 +60,8 @@ const char *cmd_word(const struct cmd *cmd, uint32_t index);
 /* For reading beside a writer: NOT_FOUND when there is no store. The caller closes it. */
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag);
+/* As configured; the caller changes what it wants otherwise, and opens. */
+struct store_options cmd_store_options(const struct cmd *cmd);
 /* The stored session cmd->session_name; NOT_FOUND. */
 enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
                      struct kv_diag *diag);
@@ -85,6 +87,9 @@ enum kv_err cmd_needle(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_tokenize(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag);

@@ -66,6 +66,31 @@ static const struct cmd_entry entries[] = {
      cmd_rm},
     {"stats", "", "the store: bytes, segments, what is in force",
      "Reads beside a running writer; needs no model.", "  coldplane stats\n", 0, 0, 0, cmd_stats},
+    {"gc", "", "give back the space that nothing uses",
+     "Deletes records that belong to no session, moves what lives out of segments that are less\n"
+     "than half live, and removes those. Safe at any power cut; needs at most two segments (128 "
+     "MiB)\n"
+     "of free space; nothing else may write meanwhile. --dry-run says what would go.",
+     "  coldplane gc --dry-run\n  coldplane gc --rate 50MiB --json\n", 0, 0,
+     CONFIG_GC | CONFIG_WRITE, cmd_gc},
+    {"fsck", "", "do segments, index and sessions say the same?",
+     "Compares the batch records of the segments with the index, record for record and both ways,\n"
+     "then names, snapshots, pages, blocks and counts. Changes nothing by itself.\n"
+     "--read-data      also digests every extent and checks roots and block chains.\n"
+     "--repair         mends only what loses nothing more: counts, unused records, records that\n"
+     "                 only the index knows.\n"
+     "--rebuild-index  makes the index anew from the batch records; deleted sessions stay "
+     "deleted.\n"
+     "Exit 4 when anything is damaged.",
+     "  coldplane fsck\n  coldplane fsck --read-data --json\n  coldplane fsck --repair\n", 0, 0,
+     CONFIG_FSCK | CONFIG_WRITE, cmd_fsck},
+    {"scrub", "", "read everything again, slowly",
+     "Goes on where the last run ended. Names the first bad extent of each damaged record and "
+     "every\n"
+     "session that uses it. Ctrl-C ends it; the next run goes on there. Exit 4 when anything is "
+     "bad.",
+     "  coldplane scrub --rate 20MiB\n  coldplane scrub --restart --json\n", 0, 0,
+     CONFIG_SCRUB | CONFIG_WRITE, cmd_scrub},
     {"tokenize", "", "text on standard input to token ids",
      "Bytes that are not UTF-8 become the tokens of those bytes; where the vocabulary lacks a "
      "byte,\n"

@@ -95,6 +95,18 @@ static const struct setting settings[] = {
      "SIZE", "bytes to write and read"},
     {"build", NULL, KIND_SWITCH, AT(build), 0, 1, CONFIG_BENCH, 0, "",
      "make the measured session first when it is not there"},
+    {"dry-run", NULL, KIND_SWITCH, AT(dry_run), 0, 1, CONFIG_GC, 0, "",
+     "say what would be done and change nothing"},
+    {"rate", NULL, KIND_BYTES, AT(rate_bytes), 4096, UINT64_MAX, CONFIG_GC | CONFIG_SCRUB, 0,
+     "SIZE", "at most so many bytes per second (default: as fast as it goes)"},
+    {"restart", NULL, KIND_SWITCH, AT(restart), 0, 1, CONFIG_SCRUB, 0, "",
+     "from the front instead of where the last run ended"},
+    {"read-data", NULL, KIND_SWITCH, AT(read_data), 0, 1, CONFIG_FSCK, 0, "",
+     "read and digest every extent, check roots and block chains"},
+    {"repair", NULL, KIND_SWITCH, AT(repair), 0, 1, CONFIG_FSCK, 0, "",
+     "mend what can be mended without losing anything more"},
+    {"rebuild-index", NULL, KIND_SWITCH, AT(rebuild_index), 0, 1, CONFIG_FSCK, 0, "",
+     "first make the index anew from the segments"},
 };
 
 enum { SETTING_COUNT = sizeof settings / sizeof settings[0] };

@@ -196,6 +196,7 @@ static enum kv_err open_store(struct service *service, const struct service_sett
     options.read_only = settings->read_only;
     options.direct_wanted = settings->direct_wanted;
     options.bytes_max = settings->store_bytes_max;
+    options.reserve_bytes = store_options_reserve(options.bytes_max);
     options.alloc = settings->alloc;
     options.clock = settings->clock;
     if (settings->door != NULL)

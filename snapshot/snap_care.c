@@ -1,0 +1,174 @@
+/* snapshot/snap_care.c - records that nobody uses, and who uses which.
+ *
+ * Responsible for: snap_care_collect and the owners.
+ * Not responsible for: what a check says (snap_fsck.c).
+ */
+#include "snapshot/snap_care.h"
+
+#include "snapshot/snap_map.h"
+#include "store/store_batch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Deletions per batch. */
+enum { BATCH_OPS = 4096 };
+
+struct collecting {
+    struct store *store;
+    const struct snap_map *map;
+    struct snap_care_report *report;
+    struct kv_diag *diag;
+    int dry_run;
+    struct store_batch *batch;
+    uint32_t ops;
+};
+
+static void on_broken(void *context, const char *name, const struct record_key *record,
+                      const char *text) {
+    struct snap_care_report *report = context;
+    (void)record;
+    if (report->trouble[0] == 0)
+        snprintf(report->trouble, sizeof report->trouble, "session %.64s: %.160s", name, text);
+}
+
+/* 1 when a stored session uses the record. */
+static int is_used(const struct snap_map *map, uint8_t kind, uint64_t id, uint32_t block) {
+    size_t count = 0;
+    if (kind == 'b')
+        return block < snap_map_blocks(map, id);
+    return snap_map_find(map, kind, id, &count) != NULL;
+}
+
+static void count_dead(struct snap_care_report *report, uint8_t kind) {
+    report->dead_snapshots += kind == 's';
+    report->dead_pages += kind == 'p';
+    report->dead_blocks += kind == 'b';
+    report->dead_lineages += kind == 'l';
+}
+
+static enum kv_err commit(struct collecting *collecting) {
+    struct store_batch *batch = collecting->batch;
+    collecting->batch = NULL;
+    collecting->ops = 0;
+    return batch != NULL ? store_batch_commit(batch, NULL, collecting->diag) : KV_OK;
+}
+
+static enum kv_err drop(struct collecting *collecting, const struct store_walk *walk) {
+    enum kv_err err = KV_OK;
+    if (collecting->dry_run)
+        return KV_OK;
+    if (collecting->batch == NULL)
+        err = store_batch_begin_removal(collecting->store, &collecting->batch, collecting->diag);
+    if (err == KV_OK)
+        err =
+            store_batch_delete(collecting->batch, walk->after, walk->after_bytes, collecting->diag);
+    if (err == KV_OK && ++collecting->ops == BATCH_OPS)
+        err = commit(collecting);
+    return err;
+}
+
+static enum kv_err collect_kind(struct collecting *collecting, const char *prefix) {
+    struct store_walk walk = {.prefix = prefix, .prefix_bytes = 1};
+    for (;;) {
+        struct store_record stored;
+        uint8_t kind = 0;
+        uint64_t id = 0;
+        uint32_t block = 0;
+        enum kv_err err = store_next(collecting->store, &walk, &stored, collecting->diag);
+        if (err == KV_ERR_NOT_FOUND)
+            return KV_OK;
+        if (err == KV_OK)
+            store_record_release(collecting->store, &stored);
+        else if (err != KV_ERR_CORRUPT)
+            return err;
+        if (!snap_map_key(walk.after, walk.after_bytes, &kind, &id, &block) ||
+            is_used(collecting->map, kind, id, block))
+            continue;
+        count_dead(collecting->report, kind);
+        err = drop(collecting, &walk);
+        if (err != KV_OK)
+            return err;
+    }
+}
+
+enum kv_err snap_care_collect(struct store *store, const struct kv_alloc *alloc, int dry_run,
+                              struct snap_care_report *report_out, struct kv_diag *diag) {
+    struct snap_map map = {0};
+    struct collecting collecting = {
+        .store = store, .map = &map, .report = report_out, .diag = diag, .dry_run = dry_run};
+    size_t snapshots = 0;
+    memset(report_out, 0, sizeof *report_out);
+    enum kv_err err = KV_OK;
+    KV_TRY(snap_map_make(store, alloc, on_broken, report_out, &map, diag));
+    for (size_t i = 0; i < map.use_count; i++)
+        snapshots += map.uses[i].kind == 's';
+    report_out->sessions = map.name_count;
+    report_out->snapshots = snapshots;
+#ifndef BREAK_COLLECT_DAMAGED
+    if (report_out->trouble[0] != 0)
+        goto done;
+#endif
+    KV_TRY(collect_kind(&collecting, "s"));
+    KV_TRY(collect_kind(&collecting, "p"));
+    KV_TRY(collect_kind(&collecting, "b"));
+    KV_TRY(collect_kind(&collecting, "l"));
+    KV_TRY(commit(&collecting));
+done:
+    if (collecting.batch != NULL)
+        store_batch_abandon(collecting.batch);
+    snap_map_release(&map);
+    return err;
+}
+
+/* --- owners */
+
+struct snap_care_owners {
+    const struct kv_alloc *alloc;
+    struct snap_map map;
+};
+
+enum kv_err snap_care_owners_make(struct store *store, const struct kv_alloc *alloc,
+                                  struct snap_care_owners **out, struct kv_diag *diag) {
+    struct snap_care_owners *owners = kv_alloc_zeroed(alloc, 1, sizeof *owners);
+    if (owners == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the owners of records");
+    owners->alloc = alloc;
+    enum kv_err err = snap_map_make(store, alloc, NULL, NULL, &owners->map, diag);
+    if (err != KV_OK) {
+        snap_care_owners_drop(owners);
+        return err;
+    }
+    *out = owners;
+    return KV_OK;
+}
+
+void snap_care_owners_drop(struct snap_care_owners *owners) {
+    if (owners == NULL)
+        return;
+    snap_map_release(&owners->map);
+    kv_alloc_release(owners->alloc, owners);
+}
+
+uint32_t snap_care_owners_of(const struct snap_care_owners *owners, const void *key,
+                             size_t key_bytes, snap_care_owner each, void *context) {
+    const struct snap_map *map = &owners->map;
+    uint8_t kind = 0;
+    uint64_t id = 0;
+    uint32_t block = 0;
+    uint32_t told = 0;
+    size_t count = 0;
+    uint32_t last = UINT32_MAX;
+    if (!snap_map_key(key, key_bytes, &kind, &id, &block))
+        return 0;
+    const struct snap_map_use *use = snap_map_find(map, kind == 'b' ? 'l' : kind, id, &count);
+    /* Uses of one record stand by name. */
+    for (size_t i = 0; i < count; i++) {
+        if ((kind == 'b' && use[i].blocks <= block) || use[i].name == last)
+            continue;
+        last = use[i].name;
+        told++;
+        each(context, map->names[last].text);
+    }
+    return told;
+}
