@@ -406,6 +406,7 @@ enum kv_err segment_rollback(struct segment_writer *writer, struct kv_diag *diag
             door_of(writer)->close(door_of(writer)->context, writer->file);
         writer->file = -1;
         error = remove_later(writer);
+        writer->names_dirty = 1;
         writer->at = writer->committed;
         if (error == 0)
             error = open_tail(writer);

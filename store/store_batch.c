@@ -416,13 +416,29 @@ static int roll_back(struct store *store) {
     return 0;
 }
 
+/* As roll_back, for a batch of which everything may have reached the disk: until the cut has, too,
+ * a power failure would bring back what was reported as failed. */
+static int roll_back_durably(struct store *store) {
+    if (!roll_back(store))
+        return 0;
+#ifdef BREAK_LOOSE_ROLLBACK
+    return 1;
+#endif
+    if (segment_sync(store->writer, NULL) == KV_OK)
+        return 1;
+    pthread_mutex_lock(&store->lock);
+    store->refuses_writes = 1;
+    pthread_mutex_unlock(&store->lock);
+    return 0;
+}
+
 /* After a failed index commit the index itself says whether it happened. */
 static enum kv_err settle(struct store *store, const struct fmt_state *old, enum kv_err err,
                           struct kv_diag *diag) {
     struct fmt_state now;
     if ((err == KV_ERR_NO_SPACE || err == KV_ERR_NOMEM) &&
         index_state(store->index, &now, NULL) == KV_OK && now.sequence == old->sequence &&
-        roll_back(store))
+        roll_back_durably(store))
         return err;
     segment_leave(store->writer);
     pthread_mutex_lock(&store->lock);
@@ -480,7 +496,8 @@ static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
     segment_commit(store->writer);
     return KV_OK;
 done:
-    roll_back(store);
+    /* A write that was reported as failed may have happened all the same. */
+    roll_back_durably(store);
     return err;
 }
 

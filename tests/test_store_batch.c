@@ -3,10 +3,12 @@
  * Responsible for: a failed batch leaves the store as it was, usable where it can be, refusing
  * where it cannot; readers go on while a writer hangs.
  * Not responsible for: crashes (test_recover.c).
- * Broken twins: BREAK_BUDGET, BREAK_REMOVAL_ROOM.
+ * Broken twins: BREAK_BUDGET, BREAK_LOOSE_ROLLBACK, BREAK_REMOVAL_ROOM.
  */
 #include "store/store_batch.h"
 
+#include "tests/support_disk.h"
+#include "tests/support_faulty_index.h"
 #include "tests/support_faulty_io.h"
 #include "tests/support_store.h"
 #include "tests/testing.h"
@@ -87,6 +89,44 @@ static void no_space_anywhere(void **state) {
                 break;
         }
         assert_true(refused >= 4);
+    }
+}
+
+/* The batch is synced when the index has no room for it: what was reported as failed must not come
+ * back with the power. */
+static void failed_index_commit_stays_failed(void **state) {
+    (void)state;
+    static const enum kv_err reasons[] = {KV_ERR_NO_SPACE, KV_ERR_NOMEM};
+    for (unsigned way = 0; way < 4; way++) {
+        char dir[TESTING_PATH_BYTES], after[TESTING_PATH_BYTES + 8];
+        struct store_stats stats;
+        testing_temp_dir(dir);
+        testing_temp_dir(after);
+        strcat(after, "/cut");
+        strcat(dir, "/store");
+        struct disk *disk = disk_make(io_best_door(), dir);
+        struct store_options options = support_store_options(dir);
+        options.door = disk_door(disk);
+        struct store *store = support_store_open(&options);
+        assert_int_equal(support_store_commit(store, FIRST, 3, 1, NULL), KV_OK);
+        faulty_index_arm(&(struct faulty_index_plan){
+            .at = 1, .err = reasons[way % 2], .only_changes = 1, .after_effect = 0});
+        unsigned end = way < 2 ? 4 : END; /* in the open segment, and over its end */
+        assert_int_equal(support_store_commit(store, FIRST, end, 2, NULL), reasons[way % 2]);
+        assert_int_equal(faulty_index_hits(), 1);
+        faulty_index_arm(&(struct faulty_index_plan){0});
+        holds_old(store);
+        uint64_t entries = disk_entries(disk);
+        store_stats_get(store, &stats);
+        assert_int_equal(stats.refuses_writes, 0);
+        assert_int_equal(support_store_commit(store, FIRST, end, 2, NULL), KV_OK);
+        store_close(store);
+        disk_build(disk, entries, &(struct disk_policy){.unsynced = DISK_LOST}, after);
+        disk_drop(disk);
+        options = support_store_options(after);
+        store = support_store_open(&options);
+        holds_old(store);
+        store_close(store);
     }
 }
 
@@ -335,6 +375,7 @@ static void allocation_failures(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(no_space_anywhere),
+             cmocka_unit_test(failed_index_commit_stays_failed),
              cmocka_unit_test(failed_sync_refuses_until_reopened),
              cmocka_unit_test(torn_write_fails_the_batch),
              cmocka_unit_test(reads_go_on_while_a_save_hangs),
