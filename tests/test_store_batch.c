@@ -98,12 +98,11 @@ static void failed_index_commit_stays_failed(void **state) {
     (void)state;
     static const enum kv_err reasons[] = {KV_ERR_NO_SPACE, KV_ERR_NOMEM};
     for (unsigned way = 0; way < 4; way++) {
-        char dir[TESTING_PATH_BYTES], after[TESTING_PATH_BYTES + 8];
+        char root[TESTING_PATH_BYTES], dir[TESTING_PATH_BYTES + 8], after[TESTING_PATH_BYTES + 8];
         struct store_stats stats;
-        testing_temp_dir(dir);
-        testing_temp_dir(after);
-        strcat(after, "/cut");
-        strcat(dir, "/store");
+        testing_temp_dir(root);
+        snprintf(dir, sizeof dir, "%s/store", root);
+        snprintf(after, sizeof after, "%s/cut", root);
         struct disk *disk = disk_make(io_best_door(), dir);
         struct store_options options = support_store_options(dir);
         options.door = disk_door(disk);
