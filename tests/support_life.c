@@ -22,6 +22,7 @@ struct life_options life_default(const char *dir) {
                                    .engine = support_engine_default(),
                                    .queue_max = 64,
                                    .bytes_max = STORE_BYTES_UNLIMITED,
+                                   .deadline_ns = UINT64_C(30000000000),
                                    .model_seed = 1,
                                    .model_layers = 2};
     options.engine.poison = 1;
@@ -93,6 +94,7 @@ void life_open(const struct life_options *options, struct life *life_out) {
     struct store_options store = store_options_usual(options->dir, "test");
     store.bytes_max = options->bytes_max;
     store.segment_bytes = 4 << 20;
+    store.deadline_ns = options->deadline_ns;
     if (options->door != NULL)
         store.door = options->door;
     if (store_open(&store, &life.store, &diag) != KV_OK)
@@ -114,8 +116,9 @@ void life_open(const struct life_options *options, struct life *life_out) {
 void life_close(struct life *life) {
     life->hook->snapshot = NULL;
     snapshot_close(life->snapshot);
-    engine_close(life->engine);
+    engine_apply(life->engine);
     store_close(life->store);
+    engine_close(life->engine);
     kv_alloc_release(kv_alloc_system(), life->hook);
     memset(life, 0, sizeof *life);
 }

@@ -25,6 +25,7 @@ struct life_options {
     struct support_engine_options engine;
     uint32_t queue_max;
     uint64_t bytes_max;
+    uint64_t deadline_ns;   /* of one read or write of the store */
     uint64_t model_seed;    /* 1 is the usual tiny model */
     uint32_t model_layers;  /* 2 is usual */
     int change_tensor_byte; /* 1: one byte of one weight is another */
@@ -42,7 +43,7 @@ struct life {
 struct life_options life_default(const char *dir);
 /* Fails the test on an error. */
 void life_open(const struct life_options *options, struct life *life_out);
-/* In order: snapshot, engine, store. */
+/* In order: snapshot, store, engine, whose slots a late read may still write. */
 void life_close(struct life *life);
 
 /* v3 with ages 512, 1024, 1536, or bf16; greedy. */

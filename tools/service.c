@@ -283,9 +283,14 @@ void service_close(struct service *service) {
     struct kv_alloc alloc = service->alloc;
     if (service->snapshot != NULL)
         snapshot_close(service->snapshot);
+    service->snapshot = NULL;
+    /* What was posted may still want to read. A read that timed out may write into the slots until
+     * the store is closed, so the engine goes last. */
+    if (service->engine != NULL)
+        engine_apply(service->engine);
+    store_close(service->store);
     if (service->engine != NULL)
         engine_close(service->engine);
-    store_close(service->store);
     kv_alloc_release(&alloc, service);
 }
 
