@@ -43,7 +43,8 @@ void transfer_blocks_volatile(struct session *session,
                               void (*take)(void *context, struct block *block), void *context);
 
 /* After hooks.planes_wanted: the parts that were missing, and the word that they are filled. The
- * engine checks nothing; the caller has compared digests (transfer_part_digest). */
+ * engine checks nothing; the caller has compared digests (transfer_part_digest). `session` may be
+ * gone, or NULL. Slots that a late read may still write must never be said to have arrived. */
 uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out);
 void transfer_planes_arrived(struct session *session, struct block *block, enum kv_err err);
 /* Digest of the part's bytes where they lie (on the device). */

@@ -192,17 +192,24 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
 
 /* --- planes of a live block */
 
-static enum kv_err read_planes(const struct restore_source *source, struct session *session,
-                               struct block *block) {
+/* Asked for inside a step, read when the engine applies what was posted. */
+struct wanted {
+    const struct restore_source *source;
+    struct block *block;
+    uint64_t lineage;
+};
+
+static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
+    const struct restore_source *source = wanted->source;
     struct transfer_part parts[LAYOUT_STREAM_COUNT];
     struct iovec pieces[LAYOUT_STREAM_COUNT][32];
     struct store_read reads[LAYOUT_STREAM_COUNT] = {{0}};
     struct rest_plan_block record;
     struct engine_model model;
-    uint32_t count = transfer_block_missing(block, parts);
+    uint32_t count = transfer_block_missing(wanted->block, parts);
     engine_model(source->engine, &model);
-    struct rest_plan_where where = {.lineage = transfer_durable(session)->lineage,
-                                    .index = (uint32_t)transfer_block_index(block),
+    struct rest_plan_where where = {.lineage = wanted->lineage,
+                                    .index = (uint32_t)transfer_block_index(wanted->block),
                                     .geometry = &model.geometry};
     for (uint32_t i = 0; i < count; i++)
         where.streams |= 1u << parts[i].stream;
@@ -218,6 +225,8 @@ static enum kv_err read_planes(const struct restore_source *source, struct sessi
     const struct store_read_args args = {.reads = reads, .count = count};
     if (err == KV_OK)
         err = store_read(source->store, &args, NULL, NULL);
+    for (uint32_t i = 0; i < count; i++)
+        *in_doubt_out |= reads[i].in_doubt;
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         struct kv_digest found = transfer_part_digest(&parts[i]);
         err = rest_load_check("plane", &reads[i].extent->digest, &found, NULL);
@@ -225,10 +234,35 @@ static enum kv_err read_planes(const struct restore_source *source, struct sessi
     return err;
 }
 
+static void bring_planes(void *context) {
+    struct wanted *wanted = context;
+    int in_doubt = 0;
+    store_hold(wanted->source->store);
+    enum kv_err err = read_planes(wanted, &in_doubt);
+    store_unhold(wanted->source->store);
+#ifdef BREAK_PROMOTION_DOUBT
+    in_doubt = 0;
+#endif
+    /* Slots that a late read may still write are never given back: the block stays held. */
+    if (!in_doubt)
+        transfer_planes_arrived(NULL, wanted->block, err);
+    kv_alloc_release(wanted->source->alloc, wanted);
+}
+
 void restore_planes_wanted(void *context, struct session *session, struct block *block) {
     const struct restore_source *source = context;
-    store_hold(source->store);
-    enum kv_err err = read_planes(source, session, block);
-    store_unhold(source->store);
-    transfer_planes_arrived(session, block, err);
+    struct wanted *wanted = kv_alloc_zeroed(source->alloc, 1, sizeof *wanted);
+    enum kv_err err = KV_ERR_NOMEM;
+    if (wanted != NULL) {
+        *wanted = (struct wanted){source, block, transfer_durable(session)->lineage};
+#ifdef BREAK_READ_IN_STEP
+        bring_planes(wanted);
+        return;
+#endif
+        err = engine_post(source->engine, bring_planes, wanted);
+    }
+    if (err != KV_OK) {
+        kv_alloc_release(source->alloc, wanted);
+        transfer_planes_arrived(session, block, err);
+    }
 }

@@ -50,8 +50,10 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);
 
-/* For engine_hooks.planes_wanted; context is a struct restore_source. Reads the missing planes of
- * one block, compares digests, and posts transfer_planes_arrived. */
+/* For engine_hooks.planes_wanted; context is a struct restore_source. Only posts: when the engine
+ * next applies what was posted, the missing planes of the block are read and digests compared, and
+ * transfer_planes_arrived is posted. Where a read timed out it never is: the slots stay reserved,
+ * the engine must then be closed behind the store. */
 void restore_planes_wanted(void *context, struct session *session, struct block *block);
 
 /* Reads and digests every extent of a session's head snapshot without an engine and checks image,

@@ -500,7 +500,67 @@ static void too_few_slots_say_need_and_have(void **state) {
     close_fixture(&f);
 }
 
+/* --- promotion. BREAK_READ_IN_STEP reads in the hook, BREAK_PROMOTION_DOUBT gives slots back that
+ * the kernel may still write. */
+
+static void promote(struct session *session) {
+    const struct image_policy fine = {IMAGE_RECIPE_V3, 3, {8000, 8000, 8000}};
+    struct kv_diag diag = {""};
+    if (session_set_policy(session, &fine, &diag) != KV_OK)
+        fail_msg("session_set_policy: %s", diag.text);
+}
+
+static void promotion_reads_between_steps(void **state) {
+    (void)state;
+    struct fixture f;
+    open_fixture(&f);
+    struct session *session = life_wake(&f.life, "chat", NULL);
+    faulty_io_arm(f.faulty, &(struct faulty_io_plan){.action = FAULTY_IO_COUNT});
+    promote(session);
+    assert_true(session_promoting(session));
+    assert_int_equal(faulty_io_counts(f.faulty).reads, 0);
+    engine_apply(f.life.engine);
+    assert_false(session_promoting(session));
+    assert_true(faulty_io_counts(f.faulty).reads > 0);
+    /* Nothing is left over of what was asked for by a session that is gone. */
+    struct engine_slots before, after;
+    session_drop(session);
+    engine_slots(f.life.engine, &before);
+    session = life_wake(&f.life, "chat", NULL);
+    promote(session);
+    session_drop(session);
+    engine_apply(f.life.engine);
+    engine_slots(f.life.engine, &after);
+    assert_int_equal(before.free, after.free);
+    close_fixture(&f);
+}
+
+static void slots_in_doubt_are_never_given_back(void **state) {
+    (void)state;
+    struct fixture f;
+    struct engine_slots before, after;
+    open_fixture(&f);
+    life_close(&f.life);
+    f.options.deadline_ns = 200000000;
+    life_open(&f.options, &f.life);
+    engine_slots(f.life.engine, &before);
+    struct session *session = life_wake(&f.life, "chat", NULL);
+    faulty_io_arm(f.faulty, &(struct faulty_io_plan){
+                                .action = FAULTY_IO_STALL, .ops = FAULTY_IO_READ, .at = 1});
+    promote(session);
+    engine_apply(f.life.engine);
+    assert_int_equal(faulty_io_counts(f.faulty).stalled, 1);
+    assert_true(session_promoting(session));
+    session_drop(session);
+    engine_slots(f.life.engine, &after);
+    assert_true(after.free < before.free);
+    faulty_io_release(f.faulty);
+    close_fixture(&f);
+}
+
 TESTING_MAIN(
+    cmocka_unit_test(promotion_reads_between_steps),
+    cmocka_unit_test(slots_in_doubt_are_never_given_back),
     cmocka_unit_test(a_missing_stream_is_named), cmocka_unit_test(a_missing_record_is_named),
     cmocka_unit_test(a_missing_part_of_the_image_is_named),
     cmocka_unit_test(cuts_and_absurd_numbers_are_refused),
