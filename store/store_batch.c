@@ -14,6 +14,8 @@
  * before it gives the old ones back. */
 enum { INDEX_GROWTH_BYTES = 128 * 1024 };
 
+enum { SLICE_BYTES = 32 * 1024 }; /* stays in the first-level cache */
+
 /* What no put may use up, so that records can still be removed from a full store. */
 #ifdef BREAK_REMOVAL_ROOM
 enum { REMOVAL_BYTES = 0 };
@@ -183,6 +185,25 @@ static struct kv_digest digest_pieces(const struct store_part *part) {
     return kv_digest_final(&state);
 }
 
+/* Digests and copies slice by slice, so that the copy finds its bytes in the cache. */
+static enum kv_err fill_raw(struct segment_writer *writer, const struct store_part *part,
+                            struct kv_digest *digest_out, struct kv_diag *diag) {
+    struct kv_digest_state state;
+    kv_digest_init(&state);
+    for (uint32_t i = 0; i < part->piece_count; i++) {
+        const uint8_t *at = part->pieces[i].iov_base;
+        for (size_t left = part->pieces[i].iov_len, take; left != 0; left -= take, at += take) {
+            take = left < SLICE_BYTES ? left : SLICE_BYTES;
+            kv_digest_update(&state, at, take);
+            enum kv_err err = segment_fill(writer, at, take, diag);
+            if (err != KV_OK)
+                return err;
+        }
+    }
+    *digest_out = kv_digest_final(&state);
+    return KV_OK;
+}
+
 /* Writes one extent into the staging and says where it is. */
 static enum kv_err put_part(struct store_batch *batch, const struct store_part *part,
                             uint64_t raw_bytes, struct store_extent *out, struct kv_diag *diag) {
@@ -191,20 +212,19 @@ static enum kv_err put_part(struct store_batch *batch, const struct store_part *
     struct fmt_place place = {0};
     uint64_t room = 0;
     enum kv_err err = KV_OK;
-    struct store_extent extent = {.id = batch->extent_id_next++,
-                                  .kind = part->kind,
-                                  .raw_bytes = raw_bytes,
-                                  .digest = digest_pieces(part)};
+    struct store_extent extent = {
+        .id = batch->extent_id_next++, .kind = part->kind, .raw_bytes = raw_bytes};
     err = codec_pack(store->codec, part, (size_t)raw_bytes, &packed);
     if (err != KV_OK)
         KV_TRY(kv_diag_set(diag, err, "no memory to compress an extent"));
     KV_TRY(check_budget(batch, padded(packed.count), 0, &room, diag));
     KV_TRY(segment_reserve(store->writer, packed.count, room, &place, diag));
-    for (uint32_t i = 0; packed.id == CODEC_RAW && i < part->piece_count; i++)
-        KV_TRY(
-            segment_fill(store->writer, part->pieces[i].iov_base, part->pieces[i].iov_len, diag));
-    if (packed.id != CODEC_RAW)
+    if (packed.id == CODEC_RAW) {
+        KV_TRY(fill_raw(store->writer, part, &extent.digest, diag));
+    } else {
+        extent.digest = digest_pieces(part);
         KV_TRY(segment_fill(store->writer, packed.bytes, packed.count, diag));
+    }
     KV_TRY(segment_pad(store->writer, diag));
     extent.codec = (uint8_t)packed.id;
     extent.segment = place.segment;
