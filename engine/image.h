@@ -94,7 +94,7 @@ struct image {
     struct image_sampler sampler;
     struct image_policy_change *policies; /* in order; the last one is in force */
     uint32_t policy_count;
-    uint32_t *ids;
+    uint32_t *ids; /* [n]; those of sealed blocks are encoded with their blocks, not in the image */
     uint64_t n, n_kv; /* n - n_kv is 0 or 1 */
     struct image_span *roles;
     uint32_t role_count;
@@ -116,7 +116,8 @@ void image_release(struct image *image, const struct kv_alloc *alloc);
 /* LIMIT when a count passes its maximum, NOMEM. Caller frees *bytes_out through `alloc`. */
 enum kv_err image_encode(const struct image *image, const struct kv_alloc *alloc,
                          uint8_t **bytes_out, size_t *size_out, struct kv_diag *diag);
-/* Never trusts a length; on error `image_out` is empty. CORRUPT, VERSION, LIMIT, NOMEM. */
+/* Never trusts a length; on error `image_out` is empty. The ids of sealed blocks are 0 until the
+ * caller has read them from the block records. CORRUPT, VERSION, LIMIT, NOMEM. */
 enum kv_err image_decode(const void *bytes, size_t size, const struct kv_alloc *alloc,
                          struct image *image_out, struct kv_diag *diag);
 /* The root digest: of the canonical bytes. */

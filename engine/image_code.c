@@ -186,35 +186,47 @@ static enum kv_err get_policies(const struct get_args *args, struct kv_reader *r
 
 /* --- tokens and roles */
 
+/* The ids of sealed blocks stand in their records: a save writes what is new, not the whole chat. */
+static uint64_t blocks_end(const struct image *image) {
+    return image->block_count == 0
+               ? 0
+               : LAYOUT_SINK_TOKENS + (uint64_t)image->block_count * LAYOUT_BLOCK_TOKENS;
+}
+
+static int in_blocks(const struct image *image, uint64_t position) {
+    return position >= LAYOUT_SINK_TOKENS && position < blocks_end(image);
+}
+
 static void put_tokens(const struct image *image, struct kv_writer *writer) {
-    kv_write_u64(writer, image->n);
     for (uint64_t i = 0; i < image->n; i++)
-        kv_write_u32(writer, (uint32_t)image->ids[i]);
+        if (!in_blocks(image, i))
+            kv_write_u32(writer, image->ids[i]);
 }
 
 static enum kv_err get_tokens(const struct get_args *args, struct kv_reader *reader) {
     struct image *image = args->image;
-    uint64_t count = kv_read_u64(reader);
-    if (count == 0 || count > IMAGE_TOKENS_MAX || count > kv_reader_left(reader) / 4)
-        return kv_diag_set(args->diag, KV_ERR_CORRUPT,
-                           "snapshot image: impossible number of token ids: %llu",
-                           (unsigned long long)count);
-    image->ids = kv_alloc_zeroed(args->alloc, count, sizeof *image->ids);
+    image->ids = kv_alloc_zeroed(args->alloc, image->n, sizeof *image->ids);
     if (image->ids == NULL)
         return KV_ERR_NOMEM;
-    image->n = count;
-    for (uint64_t i = 0; i < count; i++)
-        image->ids[i] = (int32_t)kv_read_u32(reader);
+    for (uint64_t i = 0; i < image->n; i++)
+        if (!in_blocks(image, i))
+            image->ids[i] = kv_read_u32(reader);
     return KV_OK;
 }
 
 static void put_position(const struct image *image, struct kv_writer *writer) {
+    kv_write_u64(writer, image->n);
     kv_write_u64(writer, image->n_kv);
 }
 
 static enum kv_err get_position(const struct get_args *args, struct kv_reader *reader) {
     struct image *image = args->image;
+    image->n = kv_read_u64(reader);
     image->n_kv = kv_read_u64(reader);
+    if (image->n == 0 || image->n > IMAGE_TOKENS_MAX)
+        return kv_diag_set(args->diag, KV_ERR_CORRUPT,
+                           "snapshot image: impossible number of token ids: %llu",
+                           (unsigned long long)image->n);
     if (image->n_kv == 0 || image->n_kv > image->n || image->n - image->n_kv > 1)
         return kv_diag_set(args->diag, KV_ERR_CORRUPT,
                            "snapshot image: position %llu does not fit %llu token ids",
@@ -510,10 +522,10 @@ static const struct part parts[] = {
     {"NAME", "session name", put_name, get_name},
     {"SAMP", "sampler settings", put_sampler, get_sampler},
     {"POLI", "tier history", put_policies, get_policies},
-    {"TOKS", "token ids", put_tokens, get_tokens},
     {"POSN", "position", put_position, get_position},
-    {"ROLE", "roles", put_roles, get_roles},
     {"BLKS", "blocks", put_blocks, get_blocks},
+    {"TOKS", "token ids", put_tokens, get_tokens},
+    {"ROLE", "roles", put_roles, get_roles},
     {"TIER", "tier map", put_tiers, get_tiers},
     {"SINK", "sinks", put_sinks, get_sinks},
     {"PAGE", "window pages", put_pages, get_pages},

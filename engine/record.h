@@ -5,7 +5,7 @@
  *
  *   'n' name                          head of a session: snapshot id, lineage
  *   's' snapshot id (8, big-endian)   one snapshot; extent 0 is its image
- *   'b' lineage (8, BE) block (4, BE) one sealed block; its extents are its streams, META first
+ *   'b' lineage (8, BE) block (4, BE) one sealed block; its token ids, then its streams, META first
  *   'p' page id (8, BE)               one window page or the sinks of a lineage; one extent
  *   'l' lineage (8, BE)               counts of a lineage: so a save touches O(new) records
  *
@@ -27,7 +27,9 @@
 #include "store/base/digest.h"
 
 enum { RECORD_VERSION = 1, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
-enum { RECORD_KIND_IMAGE = 16 }; /* extent kind of an image; planes and pages: layout_stream */
+/* Kinds of extents that are not streams: an image; the ids of a block's tokens (u32 each). */
+enum { RECORD_KIND_IMAGE = 16, RECORD_KIND_IDS = 17, RECORD_IDS_BYTES = 4 * LAYOUT_BLOCK_TOKENS };
+enum { RECORD_BLOCK_EXTENTS_MAX = LAYOUT_STREAM_COUNT + 1 };
 enum { RECORD_CODE_ID = 1, RECORD_LAYOUT_ID = 1 }; /* the code of DESIGN section 4, its layout */
 
 struct record_key {

@@ -9,6 +9,8 @@
  */
 #include "engine/engine_inner.h"
 
+#include "store/base/bytes.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -227,6 +229,7 @@ static enum kv_err seal(struct session *session, struct kv_diag *diag) {
     struct engine *engine = session->engine;
     struct block *block = session->sealing;
     enum layout_tier tier = top_tier(session);
+    const uint32_t *ids = session->ids + LAYOUT_SINK_TOKENS + block->index * LAYOUT_BLOCK_TOKENS;
 
     if (tier == LAYOUT_TIER_BF16) {
         for (uint32_t i = 0; i < LAYOUT_BLOCK_SLOTS; i++) {
@@ -250,6 +253,8 @@ static enum kv_err seal(struct session *session, struct kv_diag *diag) {
                                                     block->index * LAYOUT_BLOCK_TOKENS));
         window_turn(&session->window, &engine->slots, NULL);
     }
+    for (uint32_t i = 0; i < LAYOUT_BLOCK_TOKENS; i++)
+        kv_put_u32(block->ids + 4 * (size_t)i, ids[i]);
     session->sealing = NULL;
     engine_inner_push_block(session, block, tier);
     return KV_OK;

@@ -45,6 +45,10 @@ uint64_t transfer_block_index(const struct block *block) {
     return block->index;
 }
 
+const uint8_t *transfer_block_ids(const struct block *block) {
+    return block->ids;
+}
+
 uint32_t transfer_block_parts(const struct block *block, struct transfer_part *parts_out) {
     return parts_in(block, block->resident, parts_out);
 }

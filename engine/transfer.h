@@ -31,6 +31,9 @@ struct transfer_part {
 
 /* Blocks. A block handed to hooks.block_sealed is held until durable or failed is said. */
 uint64_t transfer_block_index(const struct block *block);
+/* Ids of the block's 256 tokens, u32 little-endian: only of a block that was sealed here, which is
+ * every block that is not durable. */
+const uint8_t *transfer_block_ids(const struct block *block);
 /* Resident streams of the block, META included; at most LAYOUT_STREAM_COUNT. */
 uint32_t transfer_block_parts(const struct block *block, struct transfer_part *parts_out);
 /* The index commit that names the block has returned: its unread planes may go. Drops the hold. */

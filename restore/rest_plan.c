@@ -179,9 +179,12 @@ static enum kv_err check_block(const struct rest_plan_where *where,
     if (record.first_position != LAYOUT_SINK_TOKENS + (uint64_t)where->index * LAYOUT_BLOCK_TOKENS)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the record is of position %llu",
                            (unsigned long long)record.first_position);
-    if (stored->extent_count > LAYOUT_STREAM_COUNT)
+    if (stored->extent_count == 0 || stored->extent_count > RECORD_BLOCK_EXTENTS_MAX)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "%u extents", stored->extent_count);
-    for (uint32_t i = 0; i < stored->extent_count; i++) {
+    if (stored->extents[0].kind != RECORD_KIND_IDS ||
+        stored->extents[0].raw_bytes != RECORD_IDS_BYTES)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "the token ids are missing");
+    for (uint32_t i = 1; i < stored->extent_count; i++) {
         const struct store_extent *extent = &stored->extents[i];
         if (extent->kind > LAYOUT_BF16 || seen & 1u << extent->kind)
             return kv_diag_set(diag, KV_ERR_CORRUPT, "extent %u is no stream or is there twice", i);
@@ -237,8 +240,8 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
     for (uint32_t b = 0; b < image->block_count; b++) {
         struct rest_plan_block *block = &plan->blocks[b];
         struct rest_plan_where where = top;
-        uint8_t kinds[LAYOUT_STREAM_COUNT];
-        struct kv_digest digests[LAYOUT_STREAM_COUNT];
+        uint8_t kinds[RECORD_BLOCK_EXTENTS_MAX];
+        struct kv_digest digests[RECORD_BLOCK_EXTENTS_MAX];
         where.index = b;
         enum kv_err err = rest_plan_read_block(store, &where, block, diag);
         if (err != KV_OK)
@@ -286,8 +289,50 @@ done:
     return err;
 }
 
+/* The blocks' token ids, into the place that the image has for them. */
+static enum kv_err read_ids(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+    struct image *image = &plan->image;
+    uint32_t count = image->block_count;
+    if (count == 0)
+        return KV_OK;
+    enum kv_err err = KV_ERR_NOMEM;
+    struct store_read *reads = kv_alloc_zeroed(plan->alloc, count, sizeof *reads);
+    struct iovec *pieces = kv_alloc_zeroed(plan->alloc, count, sizeof *pieces);
+    uint8_t *bytes = kv_alloc_zeroed(plan->alloc, count, RECORD_IDS_BYTES);
+    int in_doubt = 0;
+    if (reads == NULL || pieces == NULL || bytes == NULL)
+        goto done;
+    for (uint32_t b = 0; b < count; b++) {
+        pieces[b] = (struct iovec){bytes + (size_t)b * RECORD_IDS_BYTES, RECORD_IDS_BYTES};
+        reads[b] = (struct store_read){.extent = &plan->blocks[b].extents[0],
+                                       .pieces = &pieces[b],
+                                       .piece_count = 1,
+                                       .verify = 1,
+                                       .label = "token ids of a block"};
+    }
+    const struct store_read_args args = {.reads = reads, .count = count};
+    struct store_read_stats stats;
+    err = store_read(store, &args, &stats, diag);
+    plan->read.read_bytes += stats.read_bytes;
+    for (uint32_t b = 0; b < count; b++)
+        in_doubt |= reads[b].in_doubt;
+    KV_TRY(err);
+    plan->digests_checked += count;
+    for (uint64_t i = 0; i < (uint64_t)count * LAYOUT_BLOCK_TOKENS; i++)
+        image->ids[LAYOUT_SINK_TOKENS + i] = kv_get_u32(bytes + 4 * i);
+done:
+    kv_alloc_release(plan->alloc, reads);
+    kv_alloc_release(plan->alloc, pieces);
+    /* A read that may still come must not find its memory in other hands. */
+    if (!in_doubt)
+        kv_alloc_release(plan->alloc, bytes);
+    return err;
+}
+
 enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
     enum kv_err err = read_blocks(store, plan, diag);
+    if (err == KV_OK)
+        err = read_ids(store, plan, diag);
     if (err == KV_OK)
         err = read_page(store, plan, &plan->image.sinks, &plan->sinks, diag);
     for (uint32_t i = 0; err == KV_OK && i < plan->image.page_count; i++)
@@ -321,7 +366,7 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name,
         enum layout_tier tier = rest_plan_tier(&plan, b);
         out.tier_blocks[tier]++;
         for (uint32_t i = 0; i < plan.blocks[b].extent_count; i++)
-            if (layout_tier_streams(tier) & 1u << plan.blocks[b].extents[i].kind)
+            if (i == 0 || layout_tier_streams(tier) & 1u << plan.blocks[b].extents[i].kind)
                 add_extent(&plan.blocks[b].extents[i], &out);
     }
     add_extent(&plan.sinks, &out);
@@ -337,6 +382,8 @@ enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, con
                           struct image *image_out, struct kv_diag *diag) {
     struct rest_plan plan = {0};
     enum kv_err err = rest_plan_image(store, alloc, name, &plan, diag);
+    if (err == KV_OK)
+        err = rest_plan_records(store, &plan, diag);
     if (err == KV_OK) {
         *image_out = plan.image;
         image_init(&plan.image);

@@ -17,7 +17,7 @@
 
 struct rest_plan_block {
     uint32_t extent_count;
-    struct store_extent extents[LAYOUT_STREAM_COUNT]; /* in stored order */
+    struct store_extent extents[RECORD_BLOCK_EXTENTS_MAX]; /* in stored order, ids first */
 };
 
 struct rest_plan {
@@ -28,14 +28,14 @@ struct rest_plan {
     struct rest_plan_block *blocks; /* [image.block_count] */
     struct store_extent sinks, pages[IMAGE_PAGES_MAX];
     uint64_t image_stored_bytes;
-    struct store_read_stats read; /* of the image */
+    struct store_read_stats read; /* of the image; read_bytes with the blocks' token ids */
     uint32_t digests_checked;
 };
 
 /* The image alone: name -> snapshot -> image, root digest checked. Release in every case. */
 enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                             struct rest_plan *plan_out, struct kv_diag *diag);
-/* Adds blocks and pages to a plan that has its image. */
+/* Adds blocks and pages to a plan that has its image, and the blocks' token ids to the image. */
 enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
 void rest_plan_release(struct rest_plan *plan);
 

@@ -45,8 +45,6 @@ static void describe(struct wake *wake) {
     receipt->policy = *rest_plan_policy(&wake->plan);
     receipt->tokens = image->n;
     receipt->image_bytes = wake->plan.image_stored_bytes;
-    receipt->door_bytes = wake->plan.read.read_bytes;
-    receipt->digests_checked = wake->plan.digests_checked;
     for (uint32_t b = 0; b < image->block_count; b++)
         receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
 }
@@ -61,6 +59,8 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
     KV_TRY(image_compatible(&wake->plan.image.model, &wake->model.identity, diag));
     KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
+    wake->receipt->door_bytes = wake->plan.read.read_bytes;
+    wake->receipt->digests_checked = wake->plan.digests_checked;
     KV_TRY(transfer_load_begin(source->engine, &wake->plan.image, 0, &wake->load, diag));
     return KV_OK;
 done:

@@ -70,7 +70,7 @@ static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line
 static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
                              struct kv_diag *diag) {
     struct iovec pieces[LAYOUT_STREAM_COUNT][32];
-    struct store_part parts[LAYOUT_STREAM_COUNT];
+    struct store_part parts[RECORD_BLOCK_EXTENTS_MAX];
     struct snap_line *line = item->line;
     enum kv_err err = KV_OK;
     if (line->trim && line->pending == 0)
@@ -80,12 +80,14 @@ static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
     if (err != KV_OK)
         return err;
     assert(item->part_count <= LAYOUT_STREAM_COUNT);
+    const struct iovec ids = {(void *)transfer_block_ids(item->block), RECORD_IDS_BYTES};
+    parts[0] = (struct store_part){RECORD_KIND_IDS, STORE_RAW, &ids, 1};
     for (uint32_t i = 0; i < item->part_count; i++) {
         const struct transfer_part *from = &item->parts[i];
         for (uint32_t k = 0; k < from->piece_count; k++)
             pieces[i][k] = (struct iovec){from->pieces[k].bytes, from->pieces[k].size};
-        parts[i] = (struct store_part){(uint8_t)from->stream, hint_of(from->stream), pieces[i],
-                                       from->piece_count};
+        parts[1 + i] = (struct store_part){(uint8_t)from->stream, hint_of(from->stream), pieces[i],
+                                           from->piece_count};
     }
     const struct record_block record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
                                         LAYOUT_SINK_TOKENS +
@@ -97,7 +99,7 @@ static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
                                   .value = value,
                                   .value_bytes = record_put_block(&record, value),
                                   .parts = parts,
-                                  .part_count = item->part_count};
+                                  .part_count = 1 + item->part_count};
     return store_batch_put(gc->batch, &put, diag);
 }
 
@@ -117,7 +119,7 @@ static uint32_t choose(struct snap_item **items, uint32_t count, uint64_t *worst
         items[i]->err = KV_OK;
         line->pending++;
         chosen++;
-        *worst_out += 2 * SNAP_COMMIT_RECORD_BYTES;
+        *worst_out += 2 * SNAP_COMMIT_RECORD_BYTES + snap_commit_extent_bytes(RECORD_IDS_BYTES);
         for (uint32_t k = 0; k < items[i]->part_count; k++)
             *worst_out += snap_commit_extent_bytes(items[i]->parts[k].size);
     }
@@ -132,23 +134,23 @@ static enum kv_err follow_chain(struct snapshot *snapshot, struct snap_item *ite
     struct snap_line *line = item->line;
     struct record_key key = record_key_block(line->lineage, item->index);
     struct store_record record;
-    uint8_t kinds[LAYOUT_STREAM_COUNT];
-    struct kv_digest digests[LAYOUT_STREAM_COUNT];
+    uint8_t kinds[RECORD_BLOCK_EXTENTS_MAX];
+    struct kv_digest digests[RECORD_BLOCK_EXTENTS_MAX];
     enum kv_err err = store_get(snapshot->store, key.bytes, key.size, &record, diag);
     if (err != KV_OK)
         return err;
-    for (uint32_t i = 0; i < record.extent_count && i < LAYOUT_STREAM_COUNT; i++) {
+    for (uint32_t i = 0; i < record.extent_count && i < RECORD_BLOCK_EXTENTS_MAX; i++) {
         const struct store_extent *extent = &record.extents[i];
         kinds[i] = extent->kind;
         digests[i] = extent->digest;
+        line->account.door_bytes += snap_commit_extent_bytes(extent->stored_bytes);
         if (extent->kind >= LAYOUT_STREAM_COUNT)
             continue;
         line->account.raw_bytes[extent->kind] += extent->raw_bytes;
         line->account.stored_bytes[extent->kind] += extent->stored_bytes;
-        line->account.door_bytes += snap_commit_extent_bytes(extent->stored_bytes);
     }
-    line->chain =
-        record_chain(&line->chain, line->lineage, item->index, kinds, digests, item->part_count);
+    line->chain = record_chain(&line->chain, line->lineage, item->index, kinds, digests,
+                               1 + item->part_count);
     line->block_count = item->index + 1;
     line->account.blocks++;
     item->chain = line->chain;

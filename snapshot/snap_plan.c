@@ -12,7 +12,7 @@ static uint64_t block_bytes(const struct layout_geometry *geometry,
                             const struct image_policy *policy) {
     uint32_t streams =
         layout_tier_streams(policy->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4);
-    uint64_t bytes = SNAP_COMMIT_RECORD_BYTES;
+    uint64_t bytes = SNAP_COMMIT_RECORD_BYTES + snap_commit_extent_bytes(RECORD_IDS_BYTES);
     for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++)
         if (streams & 1u << s)
             bytes += snap_commit_extent_bytes(layout_stream_bytes(geometry, s));
@@ -34,7 +34,8 @@ static void add_page(const struct layout_geometry *geometry, const struct transf
 static uint64_t image_bytes(const struct session_info *info, uint32_t needles) {
     const uint64_t fixed = 16384;
     const uint64_t span = 20;
-    return fixed + info->n * (4 + span) + info->blocks +
+    const uint64_t ids = 4 * (LAYOUT_SINK_TOKENS + LAYOUT_WINDOW_TOKENS_MAX + 1);
+    return fixed + ids + info->n * span + info->blocks +
            (uint64_t)needles * 4 * IMAGE_TEXT_BYTES_MAX;
 }
 

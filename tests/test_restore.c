@@ -110,10 +110,11 @@ static uint8_t *image_bytes(struct fixture *f, size_t *size_out) {
 
 static void a_missing_part_of_the_image_is_named(void **state) {
     (void)state;
-    static const char *const names[] = {
-        "model identity", "session name", "sampler settings", "tier history", "token ids",
-        "position",       "roles",        "blocks",           "tier map",     "sinks",
-        "window pages",   "fingerprint",  "fingerprint",      "needles",      "origin"};
+    static const char *const names[] = {"model identity", "session name", "sampler settings",
+                                        "tier history",   "position",     "blocks",
+                                        "token ids",      "roles",        "tier map",
+                                        "sinks",          "window pages", "fingerprint",
+                                        "fingerprint",    "needles",      "origin"};
     struct fixture f;
     size_t size;
     open_fixture(&f);
@@ -266,7 +267,7 @@ static void a_flipped_byte_harms_nobody(void **state) {
     life_disk(f.dir, &extent, bytes, 1);
     assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag), KV_OK);
     assert_int_equal(check.blocks, f.head.block_count);
-    assert_int_equal(check.extents, 1 + check.pages + 7 * check.blocks);
+    assert_int_equal(check.extents, 1 + check.pages + 8 * check.blocks);
     struct receipt receipt;
     life_wake(&f.life, "chat", &receipt);
     assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
@@ -489,7 +490,7 @@ static void too_few_slots_say_need_and_have(void **state) {
     assert_int_equal(plan.slots, receipt.slots);
     assert_int_equal(plan.blocks, receipt.blocks);
     assert_int_equal(plan.pages + 1, receipt.pages);
-    uint64_t raw = 0;
+    uint64_t raw = (uint64_t)plan.blocks * RECORD_IDS_BYTES;
     for (int s = 0; s < LAYOUT_STREAM_COUNT; s++)
         raw += receipt.raw_bytes[s];
     assert_int_equal(plan.raw_bytes, raw);

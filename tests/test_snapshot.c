@@ -80,7 +80,7 @@ static enum kv_err try_save(struct fixture *f, struct session *session, struct r
 
 /* --- bytes */
 
-static void incremental_bytes_at(uint32_t length) {
+static uint64_t incremental_bytes_at(uint32_t length) {
     struct fixture f;
     struct engine_model model;
     struct snapshot_plan plan;
@@ -106,6 +106,7 @@ static void incremental_bytes_at(uint32_t length) {
     assert_true(receipt.door_bytes <= plan.bytes_max);
     assert_int_equal(receipt.blocks, 1);
     assert_int_equal(receipt.pages, 4);
+    uint64_t bytes = receipt.door_bytes;
     faulty_io_arm(f.faulty, &(struct faulty_io_plan){.ops = FAULTY_IO_CHANGES});
     receipt = life_save(&f.life, session, 0);
     counts = faulty_io_counts(f.faulty);
@@ -113,13 +114,13 @@ static void incremental_bytes_at(uint32_t length) {
     assert_true(counts.write_bytes > 0 && counts.write_bytes <= 65536);
     assert_int_equal(receipt.blocks + receipt.pages, 0);
     close_fixture(&f);
+    return bytes;
 }
 
 /* 320 + 256k tokens, so that a turn of 256 seals one block and fills four pages. */
 static void a_save_costs_new_tokens_only(void **state) {
     (void)state;
-    incremental_bytes_at(320 + 256 * 3);
-    incremental_bytes_at(320 + 256 * 27);
+    assert_int_equal(incremental_bytes_at(320 + 256 * 3), incremental_bytes_at(320 + 256 * 27));
 }
 
 /* --- failures */

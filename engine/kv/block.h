@@ -35,8 +35,9 @@ struct block {
     enum block_state state;
     uint32_t readers[LAYOUT_TIER_COUNT]; /* sessions by the tier they read at */
     uint32_t references, holds;
-    uint32_t idle_slots;          /* of this block, counted in slots.waiting */
-    struct post written, arrived; /* what a writer and a reader say */
+    uint32_t idle_slots;                  /* of this block, counted in slots.waiting */
+    uint8_t ids[4 * LAYOUT_BLOCK_TOKENS]; /* of its tokens, u32 little-endian, if sealed here */
+    struct post written, arrived;         /* what a writer and a reader say */
     enum kv_err written_err, arrived_err;
 };
 
