@@ -21,9 +21,19 @@ enum { NOFOLLOW = 0 };
 enum { NOFOLLOW = O_NOFOLLOW };
 #endif
 
+/* O_NONBLOCK keeps open from waiting for the other end of a planted pipe; on a file it must go again,
+ * since io_uring would then give back EAGAIN instead of waiting. */
+static int check_opened(int file) {
+    struct stat info;
+    int flags = fcntl(file, F_GETFL);
+    if (flags < 0 || fcntl(file, F_SETFL, flags & ~O_NONBLOCK) != 0 || fstat(file, &info) != 0)
+        return errno;
+    return S_ISREG(info.st_mode) || S_ISDIR(info.st_mode) ? 0 : ENOTSUP;
+}
+
 int io_files_open(void *context, int dir, const char *name, int flags, int *file_out) {
     (void)context;
-    int how = O_CLOEXEC | NOFOLLOW | ((flags & IO_WRITE) != 0 ? O_RDWR : O_RDONLY);
+    int how = O_CLOEXEC | O_NONBLOCK | NOFOLLOW | ((flags & IO_WRITE) != 0 ? O_RDWR : O_RDONLY);
     if ((flags & IO_CREATE) != 0)
         how |= O_CREAT;
     if ((flags & IO_EXCLUSIVE) != 0)
@@ -38,8 +48,12 @@ int io_files_open(void *context, int dir, const char *name, int flags, int *file
     while (file < 0 && errno == EINTR);
     if (file < 0)
         return errno;
-    *file_out = file;
-    return 0;
+    int error = check_opened(file);
+    if (error == 0)
+        *file_out = file;
+    else
+        close(file);
+    return error;
 }
 
 int io_files_close(void *context, int file) {

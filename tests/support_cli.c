@@ -113,8 +113,7 @@ int cli_call(struct cli *cli, const char *argument, ...) {
         for (int fd = 0; fd < 3; fd++)
             if ((cli->closed >> fd & 1) != 0)
                 close(fd);
-        if (cli->closed != 0)
-            alarm(CLI_CLOSED_SECONDS);
+        alarm(CLI_SECONDS_MAX);
         execv(program, (char **)argv);
         _exit(126);
     }

@@ -14,7 +14,7 @@
 
 struct cJSON;
 
-enum { CLI_OUTPUT_BYTES = 1 << 20, CLI_ARGS_MAX = 24, CLI_CLOSED_SECONDS = 60 };
+enum { CLI_OUTPUT_BYTES = 1 << 20, CLI_ARGS_MAX = 24, CLI_SECONDS_MAX = 300 };
 
 struct cli {
     char home[TESTING_PATH_BYTES];

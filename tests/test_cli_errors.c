@@ -194,6 +194,26 @@ static void a_planted_link_is_not_followed(void **state) {
     assert_still_there(cli, "a");
 }
 
+/* A pipe in the place of a file must not be waited for. */
+static void a_planted_pipe_is_refused(void **state) {
+    struct cli *cli = *state;
+    static const char *const names[] = {"FORMAT", "LOCK", "seg/00000001.seg"};
+    say_hello(cli, "a");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[TESTING_PATH_BYTES + 64], kept[TESTING_PATH_BYTES + 64];
+        snprintf(path, sizeof path, "%s/%s", cli->store, names[i]);
+        snprintf(kept, sizeof kept, "%s/kept", cli->home);
+        assert_int_equal(rename(path, kept), 0);
+        assert_int_equal(mkfifo(path, 0600), 0);
+        cli_call(cli, "run", "b", "-p", "x", "--json", NULL);
+        assert_true(cli->code == 4 || cli->code == 5);
+        cli_refused(cli, cli->code, names[i]);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(rename(kept, path), 0);
+        assert_still_there(cli, "a");
+    }
+}
+
 /* --- models */
 
 static void assert_model_refused(struct cli *cli, int code, const char *said) {
@@ -603,8 +623,8 @@ static void closed_standard_descriptors_reach_no_file(void **state) {
 TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
              TEST(bad_names_are_refused_before_anything_is_opened),
              TEST(names_in_any_script_come_back_byte_for_byte),
-             TEST(a_planted_link_is_not_followed), TEST(bad_model_files_are_named),
-             TEST(unsupported_models_are_refused_by_name),
+             TEST(a_planted_link_is_not_followed), TEST(a_planted_pipe_is_refused),
+             TEST(bad_model_files_are_named), TEST(unsupported_models_are_refused_by_name),
              TEST(another_models_session_is_refused_and_kept),
              TEST(what_does_not_fit_changes_nothing),
              TEST(a_flipped_byte_is_found_and_hurts_one_session),
