@@ -179,8 +179,10 @@ $(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) $(WRAP_FLAGS) \
 endef
 
 # A program with the faulty index gets every call to the index sent through it.
+WRAP_RANDOM := -Wl,--wrap=getrandom
 WRAPPED   := open close get next state apply sync
-WRAP       = $(if $(filter %/support_faulty_index.o,$1),$(WRAPPED:%=-Wl,--wrap=index_%))
+WRAP       = $(if $(filter %/support_faulty_index.o,$1),$(WRAPPED:%=-Wl,--wrap=index_%)) \
+             $(if $(filter %/support_world.o,$1),$(WRAP_RANDOM))
 
 define test_rule
 $B/$(1:.c=): WRAP_FLAGS := $(call WRAP,$(call objects_of,$1))

@@ -41,6 +41,8 @@ struct world {
     const struct kv_clock *clock;
     struct world_fact facts[WORLD_FACTS_MAX];
     uint32_t fact_count;
+    uint64_t gc_removed;                     /* segments, by world_gc */
+    struct world_fact found[WORLD_SESSIONS]; /* by the last check */
 };
 
 /* Opens the engine; alloc and clock are the system's. Ends the program on an error. */
@@ -67,6 +69,11 @@ enum kv_err world_remove(struct world *world, uint32_t session, struct kv_diag *
 /* Coarser tiers, or finer ones again. */
 enum kv_err world_demote(struct world *world, uint32_t session, int coarse, struct kv_diag *diag);
 
+/* Gives back the space of segments that are less than 95 % live. */
+enum kv_err world_gc(struct world *world, struct kv_diag *diag);
+/* Seeds the ids of snapshots, pages and lineages (getrandom comes here: --wrap, see Makefile). */
+void world_seed(uint64_t seed);
+
 /* Opens `dir` through the best door and compares invariants and sessions with the facts as they
  * stood at `entries` of the log (UINT64_MAX: all). With `go_on` one session also goes on: wakes,
  * chats, saves. 1 when right; else `text_out` says what is wrong. The world must be closed. */
@@ -75,6 +82,7 @@ struct world_check {
     uint64_t entries;
     int go_on;
     int rebuild; /* 1: also removes the index, opens again and compares again */
+    int rebase;  /* 1: when right, what was found becomes the only facts */
 };
 int world_right(struct world *world, const struct world_check *check,
                 char text_out[WORLD_TEXT_BYTES]);

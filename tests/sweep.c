@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 22, POLICIES = 8, IO_MAX = 400 };
+enum { STEPS = 24, POLICIES = 8, IO_MAX = 400 };
 
 static uint64_t stride = 20;
 static struct world world;
@@ -95,8 +95,12 @@ static enum kv_err step(uint32_t number, struct disk *disk, const char *dir, str
         return world_save(&world, 1, 0, diag);
     case 20:
         return world_remove(&world, 0, diag);
-    default:
+    case 21:
+        return world_gc(&world, diag);
+    case 22:
         return world_sleep(&world, 1, diag);
+    default:
+        return world_gc(&world, diag);
     }
 }
 
@@ -139,6 +143,7 @@ static void power_cuts(void **state) {
     disk_die_at(disk, 0);
     faulty_index_attach(NULL);
     assert_in_range(changes, 50, IO_MAX);
+    assert_true(world.gc_removed > 0);
     for (uint64_t cut = 0; cut <= entries; cut++)
         for (uint32_t number = 0; number < POLICIES; number++)
             if ((cut * POLICIES + number) % stride == 0) {
