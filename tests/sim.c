@@ -1,4 +1,4 @@
-/* tests/sim.c - `make sim SECONDS=`: random lives from one seed, in one process, on a virtual clock.
+/* tests/sim.c - `make sim SECONDS=`: random lives from one seed, one process, a virtual clock.
  *
  * Responsible for: episodes of random steps (chat, save, sleep, wake, demote, rm, gc, reopen) with
  * random faults (I/O errors, full disks, index calls, allocations), power cuts that lose, keep or
