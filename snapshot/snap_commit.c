@@ -18,6 +18,7 @@
 #include "snapshot/snap_commit.h"
 
 #include "snapshot/snap_gc.h"
+#include "snapshot/snap_room.h"
 #include "store/base/bytes.h"
 
 #include <assert.h>
@@ -166,6 +167,7 @@ static enum kv_err commit_chosen(struct snapshot *snapshot, struct snap_item **i
     enum kv_err err = store_batch_begin(snapshot->store, worst_bytes, &gc.batch, diag);
     if (err != KV_OK)
         return err;
+    store_batch_cause(gc.batch, STORE_CAUSE_BLOCKS);
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         if (items[i]->err != KV_OK)
             continue;
@@ -206,6 +208,10 @@ void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uin
     if (choose(items, count, &worst_bytes) == 0)
         return;
     enum kv_err err = commit_chosen(snapshot, items, count, worst_bytes, &diag);
+    if (err == KV_ERR_NO_SPACE && snap_room_make(snapshot->store)) {
+        (void)choose(items, count, &worst_bytes);
+        err = commit_chosen(snapshot, items, count, worst_bytes, &diag);
+    }
     if (err == KV_OK)
         return;
     for (uint32_t i = 0; i < count; i++) {
@@ -494,6 +500,7 @@ static enum kv_err run_save(struct save *save) {
     struct kv_digest root = image_root(save->image_bytes, save->image_size);
     KV_TRY(
         store_batch_begin(save->snapshot->store, worst_bytes(save), &save->gc.batch, save->diag));
+    store_batch_cause(save->gc.batch, STORE_CAUSE_SAVE);
     err = fill_batch(save, &root);
     if (err != KV_OK) {
         store_batch_abandon(save->gc.batch);
@@ -506,15 +513,26 @@ done:
     return err;
 }
 
-void snap_commit_save(struct snapshot *snapshot, struct snap_item *item) {
+/* One whole try. */
+static enum kv_err try_save(struct snapshot *snapshot, struct snap_item *item) {
     struct save save = {.snapshot = snapshot,
                         .ticket = item->ticket,
                         .line = item->line,
                         .gc = {.store = snapshot->store, .alloc = snapshot->alloc},
                         .diag = &item->ticket->diag};
-    item->ticket->err = run_save(&save);
+    item->ticket->receipt.pages = 0;
+    enum kv_err err = run_save(&save);
+    kv_alloc_release(snapshot->alloc, save.image_bytes);
+    return err;
+}
+
+void snap_commit_save(struct snapshot *snapshot, struct snap_item *item) {
+    item->ticket->err = try_save(snapshot, item);
+    if (item->ticket->err == KV_ERR_NO_SPACE && snap_room_make(snapshot->store)) {
+        kv_diag_clear(&item->ticket->diag);
+        item->ticket->err = try_save(snapshot, item);
+    }
     if (item->ticket->err != KV_OK && item->ticket->diag.text[0] != 0)
         kv_diag_prefix(&item->ticket->diag, "session %s was not saved", item->line->name);
     item->err = item->ticket->err;
-    kv_alloc_release(snapshot->alloc, save.image_bytes);
 }

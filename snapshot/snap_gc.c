@@ -124,6 +124,7 @@ static enum kv_err drop_lineage(struct snap_gc *gc, uint64_t lineage, struct kv_
     enum kv_err err = store_batch_begin_removal(gc->store, &gc->batch, diag);
     if (err != KV_OK)
         return err;
+    store_batch_cause(gc->batch, STORE_CAUSE_REMOVAL);
     struct record_key key = record_key_lineage(lineage);
     err = snap_gc_blocks_from(gc, lineage, 0, diag);
     if (err == KV_OK)
@@ -212,6 +213,7 @@ enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, c
     err = store_batch_begin_removal(store, &gc.batch, diag);
     if (err != KV_OK)
         return err;
+    store_batch_cause(gc.batch, STORE_CAUSE_REMOVAL);
     struct record_key key = record_key_name(name);
     struct record_key lineage = record_key_lineage(head.lineage);
     err = remove_snapshots(&gc, head.snapshot, diag);

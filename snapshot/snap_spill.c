@@ -16,6 +16,7 @@
 #include <string.h>
 
 enum { QUEUE_MAX = 65536 };
+static const uint64_t second_ns = 1000000000u;
 
 static void push(struct snap_list *list, struct snap_item *item) {
     item->next = NULL;
@@ -43,12 +44,20 @@ static void item_drop(struct snapshot *snapshot, struct snap_item *item) {
 
 /* --- scheduler side */
 
+/* The lock is held. */
+static void hurry(struct snapshot *snapshot, int change) {
+    snapshot->hurry += (uint32_t)change;
+    pthread_cond_signal(&snapshot->work);
+}
+
 /* 1 when the item is queued. Without `wait` a full queue takes nothing. */
 static int enqueue(struct snapshot *snapshot, struct snap_item *item, int wait) {
     int taken = 0;
     pthread_mutex_lock(&snapshot->lock);
+    hurry(snapshot, 1);
     while (wait && snapshot->queue_count >= snapshot->queue_max)
         pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+    hurry(snapshot, -1);
     if (snapshot->queue_count < snapshot->queue_max) {
         item->line->holds++;
         push(&snapshot->queue, item);
@@ -149,8 +158,10 @@ enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
 
 void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket) {
     pthread_mutex_lock(&snapshot->lock);
+    hurry(snapshot, 1);
     while (!atomic_load(&ticket->done))
         pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+    hurry(snapshot, -1);
     pthread_mutex_unlock(&snapshot->lock);
 }
 
@@ -237,19 +248,57 @@ static void commit(struct snapshot *snapshot, struct snap_item **items, uint32_t
         snap_commit_blocks(snapshot, items, count);
 }
 
+static uint64_t budget_wait(struct snapshot *snapshot) {
+    uint64_t now_ns = kv_clock_now_ns(snapshot->clock);
+    uint64_t second = snap_room_bucket_wait(&snapshot->per_second, now_ns);
+    uint64_t day = snap_room_bucket_wait(&snapshot->per_day, now_ns);
+    return second > day ? second : day;
+}
+
+static int has_save(const struct snapshot *snapshot) {
+    const struct snap_item *item = snapshot->queue.first;
+    while (item != NULL && item->ticket == NULL)
+        item = item->next;
+    return item != NULL;
+}
+
+/* Until there is something that may be written now. The lock is held. */
+static void await_work(struct snapshot *snapshot) {
+    for (;;) {
+        uint64_t wait_ns = 0;
+        if (snapshot->queue.first != NULL)
+            wait_ns = budget_wait(snapshot);
+        if (snapshot->stop || (snapshot->queue.first != NULL &&
+                               (wait_ns == 0 || snapshot->hurry != 0 || has_save(snapshot))))
+            return;
+        if (wait_ns == 0) {
+            pthread_cond_wait(&snapshot->work, &snapshot->lock);
+            continue;
+        }
+        uint64_t until_ns = kv_clock_now_ns(kv_clock_system()) + wait_ns;
+        const struct timespec until = {(time_t)(until_ns / second_ns),
+                                       (long)(until_ns % second_ns)};
+        pthread_cond_timedwait(&snapshot->work, &snapshot->lock, &until);
+    }
+}
+
 static void *spill_main(void *context) {
     struct snapshot *snapshot = context;
     struct snap_item *items[SNAP_BATCH_BLOCKS_MAX];
     pthread_mutex_lock(&snapshot->lock);
     for (;;) {
-        while (snapshot->queue.first == NULL && !snapshot->stop)
-            pthread_cond_wait(&snapshot->work, &snapshot->lock);
+        await_work(snapshot);
         uint32_t count = take(snapshot, items);
         if (count == 0)
             break;
         pthread_mutex_unlock(&snapshot->lock);
+        uint64_t before = store_written(snapshot->store);
         commit(snapshot, items, count);
+        uint64_t now_ns = kv_clock_now_ns(snapshot->clock);
+        uint64_t bytes = store_written(snapshot->store) - before;
         pthread_mutex_lock(&snapshot->lock);
+        snap_room_bucket_take(&snapshot->per_second, bytes, now_ns);
+        snap_room_bucket_take(&snapshot->per_day, bytes, now_ns);
         for (uint32_t i = 0; i < count; i++) {
             struct snapshot_ticket *ticket = items[i]->ticket;
             push(&snapshot->done, items[i]);
@@ -286,7 +335,11 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->queue_max = settings->queue_max;
     snapshot->lines = (struct snap_lines){settings->alloc, settings->store, settings->engine, NULL};
     pthread_mutex_init(&snapshot->lock, NULL);
-    pthread_cond_init(&snapshot->work, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&snapshot->work, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&snapshot->rest, NULL);
     int error = pthread_create(&snapshot->thread, NULL, spill_main, snapshot);
     if (error != 0) {
@@ -297,11 +350,23 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     return KV_OK;
 }
 
+void snapshot_write_budget(struct snapshot *snapshot, uint64_t bytes_per_second,
+                           uint64_t bytes_per_day) {
+    uint64_t now_ns = kv_clock_now_ns(snapshot->clock);
+    pthread_mutex_lock(&snapshot->lock);
+    snap_room_bucket_init(&snapshot->per_second, bytes_per_second, second_ns, now_ns);
+    snap_room_bucket_init(&snapshot->per_day, bytes_per_day, 86400 * second_ns, now_ns);
+    pthread_cond_signal(&snapshot->work);
+    pthread_mutex_unlock(&snapshot->lock);
+}
+
 void snapshot_drain(struct snapshot *snapshot) {
     for (;;) {
         pthread_mutex_lock(&snapshot->lock);
+        hurry(snapshot, 1);
         while (snapshot->queue_count > 0)
             pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+        hurry(snapshot, -1);
         pthread_mutex_unlock(&snapshot->lock);
         snap_spill_apply(snapshot);
         pthread_mutex_lock(&snapshot->lock);

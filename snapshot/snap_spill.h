@@ -11,6 +11,7 @@
 #define SNAPSHOT_SNAP_SPILL_H
 
 #include "snapshot/snap_line.h"
+#include "snapshot/snap_room.h"
 #include "snapshot/snapshot.h"
 
 #include <pthread.h>
@@ -62,7 +63,9 @@ struct snapshot {
     pthread_mutex_t lock;
     pthread_cond_t work, rest; /* something to do; something was done */
     struct snap_list queue, done;
-    uint32_t queue_count; /* queued and being committed */
+    uint32_t queue_count;                        /* queued and being committed */
+    struct snap_room_bucket per_second, per_day; /* of bytes that may be written */
+    uint32_t hurry; /* somebody waits for the queue: no bucket holds it back */
     int stop;
     int posted; /* a call that takes the done list is on its way */
 };

@@ -35,6 +35,11 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
 /* Waits for everything queued, then ends the thread. */
 void snapshot_close(struct snapshot *snapshot);
 
+/* The write budget, 0: unbounded. Blocks in the background wait for it; a save never does, and what
+ * it writes is waited for afterwards. */
+void snapshot_write_budget(struct snapshot *snapshot, uint64_t bytes_per_second,
+                           uint64_t bytes_per_day);
+
 /* For engine_hooks.block_sealed; context is the struct snapshot. Only enqueues. */
 void snapshot_block_sealed(void *context, struct session *session, struct block *block);
 

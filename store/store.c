@@ -35,10 +35,17 @@ struct store_options store_options_usual(const char *dir, const char *program) {
     };
 }
 
-uint64_t store_options_reserve(uint64_t bytes_max) {
-    uint64_t part = bytes_max / 8;
-    uint64_t most = (uint64_t)32 << 20;
-    return bytes_max == STORE_BYTES_UNLIMITED ? 0 : part < most ? part : most;
+void store_options_limit(struct store_options *options, uint64_t bytes_max) {
+    const uint64_t reserve_most = (uint64_t)32 << 20;
+    const uint64_t segment_least = (uint64_t)1 << 20;
+    options->bytes_max = bytes_max;
+    options->reserve_bytes = 0;
+    if (bytes_max == STORE_BYTES_UNLIMITED)
+        return;
+    uint64_t segment = bytes_max / 16 / STORE_PAGE_BYTES * STORE_PAGE_BYTES;
+    options->reserve_bytes = bytes_max / 8 < reserve_most ? bytes_max / 8 : reserve_most;
+    if (segment < options->segment_bytes)
+        options->segment_bytes = segment > segment_least ? segment : segment_least;
 }
 
 static enum kv_err check_key(size_t key_bytes, struct kv_diag *diag) {
@@ -151,20 +158,46 @@ void store_unhold(struct store *store) {
     pthread_mutex_unlock(&store->lock);
 }
 
+uint64_t store_written(struct store *store) {
+    pthread_mutex_lock(&store->lock);
+    uint64_t bytes = store->written_bytes;
+    pthread_mutex_unlock(&store->lock);
+    return bytes;
+}
+
 uint64_t store_sequence(struct store *store) {
     struct fmt_state state;
     return index_state(store->index, &state, NULL) == KV_OK ? state.sequence : 0;
 }
 
+/* Records that walks do not show are not counted either. */
+static uint64_t own_records(struct store *store) {
+    struct store_walk walk = {.prefix = STORE_GONE_OWN_PREFIX,
+                              .prefix_bytes = STORE_GONE_OWN_BYTES};
+    struct index_copy copy = {0};
+    uint64_t count = 0;
+    for (;;) {
+        struct index_range range = {walk.prefix, walk.prefix_bytes, walk.after, walk.after_bytes};
+        if (index_next(store->index, &range, &copy, NULL) != KV_OK)
+            break;
+        memcpy(walk.after, copy.bytes, copy.key_bytes);
+        walk.after_bytes = copy.key_bytes;
+        count++;
+    }
+    index_copy_release(store->options.alloc, &copy);
+    return count;
+}
+
 void store_stats_get(struct store *store, struct store_stats *out) {
     uint64_t index_size = index_bytes(store->index);
+    uint64_t own = own_records(store);
     memset(out, 0, sizeof *out);
     pthread_mutex_lock(&store->lock);
     out->door_name = store->door_name;
     out->direct = store->direct;
     memcpy(out->fallback, store->fallback, sizeof out->fallback);
     memcpy(out->opened, store->opened, sizeof out->opened);
-    out->records = store->state.record_count;
+    out->records = store->state.record_count > own ? store->state.record_count - own : 0;
     out->live_bytes = store->state.live_bytes;
     out->segment_bytes = store->segment_bytes;
     if (store->segment_bytes > store->state.live_bytes)
@@ -172,6 +205,7 @@ void store_stats_get(struct store *store, struct store_stats *out) {
     out->batches = store->state.sequence;
     out->segments = store->segment_count;
     out->refuses_writes = store->refuses_writes;
+    memcpy(out->written, store->written, sizeof out->written);
     pthread_mutex_unlock(&store->lock);
     out->index_bytes = index_size;
     out->bytes_max = store->options.bytes_max;

@@ -55,8 +55,9 @@ struct store_options {
 /* Options with the usual values, the best door of this machine and the system's allocator. */
 struct store_options store_options_usual(const char *dir, const char *program);
 
-/* The usual reserve of a budget: an eighth, at most 32 MiB; none of a budget without an end. */
-uint64_t store_options_reserve(uint64_t bytes_max);
+/* Sets the budget, an eighth of it (at most 32 MiB) as its reserve, and segments small enough for
+ * gc to work inside it. */
+void store_options_limit(struct store_options *options, uint64_t bytes_max);
 
 /* Opens, creating DIR (0700) when a writer finds none. Finishes or drops what a crash left, and
  * rebuilds a missing or damaged index from the segments (a read-only open does so only if it can
@@ -122,6 +123,24 @@ void store_unhold(struct store *store);
  */
 uint64_t store_sequence(struct store *store);
 
+/* Why something was written. */
+enum store_cause {
+    STORE_CAUSE_OTHER,
+    STORE_CAUSE_BLOCKS, /* sealed blocks, in the background */
+    STORE_CAUSE_SAVE,
+    STORE_CAUSE_REMOVAL,
+    STORE_CAUSE_GC,
+    STORE_CAUSE_CARE, /* marks of scrub, repairs */
+    STORE_CAUSES
+};
+struct store_written_sum {
+    uint64_t batches;
+    uint64_t user_bytes;   /* of the parts put, before compression */
+    uint64_t device_bytes; /* at the I/O door, with padding and batch records; without the index */
+};
+/* Device bytes that this handle has written since it was opened. */
+uint64_t store_written(struct store *store);
+
 struct store_stats {
     const char *door_name; /* "io_uring" or "posix": what is in force, not what was asked for */
     int direct;            /* O_DIRECT as read back from the open files' flags */
@@ -135,6 +154,8 @@ struct store_stats {
     uint64_t bytes_max;
     uint64_t batches; /* sequence number of the last committed batch */
     uint32_t segments;
+    struct store_written_sum written[STORE_CAUSES]; /* since the store was made, up to the last save
+                                                       or gc for a store open for reading */
     int refuses_writes; /* after a failed sync or index commit, until reopened */
 };
 

@@ -6,6 +6,7 @@
 #include "store/store_batch.h"
 
 #include "store/store_inner.h"
+#include "store/store_written.h"
 
 #include <assert.h>
 #include <string.h>
@@ -108,6 +109,7 @@ static enum kv_err begin(struct store *store, uint64_t worst_bytes, uint64_t spa
                            "again, which finds out what is safe");
     batch->store = store;
     batch->spare = spare;
+    batch->cause = STORE_CAUSE_OTHER;
     batch->err = KV_OK;
     batch->record_bytes = FMT_BATCH_HEAD_BYTES;
     batch->op_count = 0;
@@ -478,6 +480,13 @@ static void account(struct store_batch *batch, struct store_commit_stats *stats_
     batch->stats.write_ns = counts.wait_ns;
     batch->stats.sync_ns = counts.sync_ns;
     batch->stats.syncs = counts.syncs;
+    struct store *store = batch->store;
+    pthread_mutex_lock(&store->lock);
+    store->written[batch->cause].batches++;
+    store->written[batch->cause].user_bytes += batch->stats.raw_bytes;
+    store->written[batch->cause].device_bytes += counts.written_bytes;
+    store->written_bytes += counts.written_bytes;
+    pthread_mutex_unlock(&store->lock);
     if (stats_out != NULL)
         *stats_out = batch->stats;
 }
@@ -521,10 +530,31 @@ done:
     return err;
 }
 
+void store_batch_cause(struct store_batch *batch, enum store_cause cause) {
+    assert(batch->open && cause < STORE_CAUSES);
+    batch->cause = cause;
+}
+
+/* The account up to the batch before goes along; what fails here is only a count. */
+static void keep_account(struct store_batch *batch) {
+    uint8_t value[STORE_WRITTEN_BYTES];
+    struct store *store = batch->store;
+    if (batch->op_count == 0 || batch->cause == STORE_CAUSE_OTHER ||
+        batch->cause == STORE_CAUSE_BLOCKS)
+        return;
+    pthread_mutex_lock(&store->lock);
+    store_written_encode(store->written, value);
+    pthread_mutex_unlock(&store->lock);
+    const struct fmt_entry entry = {.value = value, .value_bytes = sizeof value};
+    (void)add_put(batch, store_written_key, STORE_WRITTEN_KEY_BYTES, &entry, NULL);
+}
+
 enum kv_err store_batch_commit(struct store_batch *batch, struct store_commit_stats *stats_out,
                                struct kv_diag *diag) {
     assert(batch->open);
     enum kv_err err = batch->err;
+    if (err == KV_OK)
+        keep_account(batch);
     if (err != KV_OK) {
         if (diag != NULL)
             *diag = batch->diag;

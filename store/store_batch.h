@@ -59,6 +59,10 @@ enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct 
 enum kv_err store_batch_begin_removal(struct store *store, struct store_batch **out,
                                       struct kv_diag *diag);
 
+/* Why the batch is written, for the account in store_stats; BLOCKS leaves the account in memory
+ * until the next batch of another cause keeps it. */
+void store_batch_cause(struct store_batch *batch, enum store_cause cause);
+
 /* Puts or replaces a record. The parts' bytes have been taken when this returns. After an error the
  * batch can only be abandoned (commit returns the same error).
  * KV_ERR_INVALID, KV_ERR_LIMIT sizes and counts, KV_ERR_NO_SPACE, KV_ERR_IO, KV_ERR_NOMEM. */

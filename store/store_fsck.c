@@ -278,6 +278,8 @@ static enum kv_err restate(struct fsck *fsck, const uint8_t *key, size_t key_byt
     if (fsck->batch == NULL)
         err = store_inner_begin_reserve(fsck->store, &fsck->batch, fsck->diag);
     if (err == KV_OK)
+        store_batch_cause(fsck->batch, STORE_CAUSE_CARE);
+    if (err == KV_OK)
         err = store_inner_put_entry(fsck->batch, key, key_bytes, entry, fsck->diag);
     fsck->report->restated += err == KV_OK;
     return err;

@@ -193,7 +193,12 @@ static void choose(struct gc *gc) {
 
 static enum kv_err begin(struct gc *gc) {
     gc->batch_bytes = 0;
-    return gc->batch != NULL ? KV_OK : store_inner_begin_reserve(gc->store, &gc->batch, gc->diag);
+    if (gc->batch != NULL)
+        return KV_OK;
+    enum kv_err err = store_inner_begin_reserve(gc->store, &gc->batch, gc->diag);
+    if (err == KV_OK)
+        store_batch_cause(gc->batch, STORE_CAUSE_GC);
+    return err;
 }
 
 static enum kv_err commit(struct gc *gc) {

@@ -39,6 +39,7 @@ struct store_batch {
     uint64_t extent_id_next;
     struct fmt_place begin;
     struct store_commit_stats stats;
+    enum store_cause cause;
     uint64_t spare; /* of the byte budget, that this batch must leave */
     uint8_t extents[STORE_EXTENTS_MAX * FMT_EXTENT_BYTES]; /* of the record being put */
 };
@@ -63,7 +64,9 @@ struct store {
     struct reader *idle[STORE_INNER_READERS_IDLE];
     uint32_t idle_count;
     struct reader *lost; /* with reads that never came back */
-    uint32_t hold_count; /* store_hold: segments must stay */
+    struct store_written_sum written[STORE_CAUSES];
+    uint64_t written_bytes; /* since the store was opened */
+    uint32_t hold_count;    /* store_hold: segments must stay */
 
     struct segment_writer *writer; /* NULL when read-only */
     struct codec *codec;

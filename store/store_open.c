@@ -5,6 +5,7 @@
  * Not responsible for: what is in the records.
  */
 #include "store/store_inner.h"
+#include "store/store_written.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -413,6 +414,7 @@ static enum kv_err open_all(struct store *store, const char *path, struct kv_dia
     if (!store->options.read_only)
         KV_TRY(open_writer(store, diag));
     KV_TRY(count_segments(store, diag));
+    store_written_load(store->index, store->options.alloc, store->written);
     store->state.epoch++; /* reaches the disk with the first batch */
 done:
     return err;

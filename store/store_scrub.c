@@ -66,6 +66,7 @@ static enum kv_err save_mark(struct scrub *scrub) {
     enum kv_err err = store_inner_begin_reserve(scrub->store, &batch, scrub->diag);
     if (err != KV_OK)
         return err;
+    store_batch_cause(batch, STORE_CAUSE_CARE);
     const struct store_put put = {.key = mark_key,
                                   .key_bytes = MARK_KEY_BYTES,
                                   .value = value,

@@ -94,6 +94,8 @@ void life_open(const struct life_options *options, struct life *life_out) {
     struct store_options store = store_options_usual(options->dir, "test");
     store.bytes_max = options->bytes_max;
     store.segment_bytes = 4 << 20;
+    if (options->limited)
+        store_options_limit(&store, options->bytes_max);
     store.deadline_ns = options->deadline_ns;
     if (options->door != NULL)
         store.door = options->door;
@@ -105,10 +107,14 @@ void life_open(const struct life_options *options, struct life *life_out) {
     life.source =
         (struct restore_source){life.store, life.engine, kv_alloc_system(), kv_clock_system()};
     life.hook->source = life.source;
-    const struct snapshot_settings settings = {life.store, life.engine, kv_alloc_system(),
-                                               kv_clock_system(), options->queue_max};
+    const struct snapshot_settings settings = {.store = life.store,
+                                               .engine = life.engine,
+                                               .alloc = kv_alloc_system(),
+                                               .clock = kv_clock_system(),
+                                               .queue_max = options->queue_max};
     if (snapshot_open(&settings, &life.snapshot, &diag) != KV_OK)
         fail_msg("snapshot_open: %s", diag.text);
+    snapshot_write_budget(life.snapshot, options->bytes_per_second, 0);
     life.hook->snapshot = life.snapshot;
     *life_out = life;
 }

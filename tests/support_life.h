@@ -25,10 +25,12 @@ struct life_options {
     struct support_engine_options engine;
     uint32_t queue_max;
     uint64_t bytes_max;
-    uint64_t deadline_ns;   /* of one read or write of the store */
-    uint64_t model_seed;    /* 1 is the usual tiny model */
-    uint32_t model_layers;  /* 2 is usual */
-    int change_tensor_byte; /* 1: one byte of one weight is another */
+    uint64_t bytes_per_second; /* the write budget, 0: none */
+    int limited;               /* 1: reserve and segments as the program sets them for bytes_max */
+    uint64_t deadline_ns;      /* of one read or write of the store */
+    uint64_t model_seed;       /* 1 is the usual tiny model */
+    uint32_t model_layers;     /* 2 is usual */
+    int change_tensor_byte;    /* 1: one byte of one weight is another */
 };
 
 struct life {

@@ -80,8 +80,7 @@ static void tell_opened(const struct cmd *cmd, struct store *store) {
 
 struct store_options cmd_store_options(const struct cmd *cmd) {
     struct store_options options = store_options_usual(cmd->config->store, "coldplane");
-    options.bytes_max = cmd->config->store_max_bytes;
-    options.reserve_bytes = store_options_reserve(options.bytes_max);
+    store_options_limit(&options, cmd->config->store_max_bytes);
     options.door = door_of(cmd->config);
     options.alloc = cmd->alloc;
     options.clock = cmd->clock;
@@ -128,6 +127,8 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.read_only = read_only;
     settings.door = door_of(config);
     settings.store_bytes_max = config->store_max_bytes;
+    settings.write_second_bytes = config->write_second_bytes;
+    settings.write_day_bytes = config->write_day_bytes;
     settings.simd = config->simd;
     settings.threads = config->threads;
     settings.sessions_max = config->sessions_max;

@@ -124,6 +124,51 @@ done:
 
 /* --- stats */
 
+static const char *const cause_names[STORE_CAUSES] = {"other",    "blocks", "saves",
+                                                      "removals", "gc",     "care"};
+
+static struct store_written_sum written_sum(const struct store_stats *stats) {
+    struct store_written_sum sum = {0};
+    for (size_t i = 0; i < STORE_CAUSES; i++) {
+        sum.batches += stats->written[i].batches;
+        sum.user_bytes += stats->written[i].user_bytes;
+        sum.device_bytes += stats->written[i].device_bytes;
+    }
+    return sum;
+}
+
+static double amplification(const struct store_written_sum *sum) {
+    return sum->user_bytes != 0 ? (double)sum->device_bytes / (double)sum->user_bytes : 0;
+}
+
+static void written_json(const struct store_stats *stats, cJSON *to) {
+    struct store_written_sum sum = written_sum(stats);
+    cJSON *list = cJSON_AddObjectToObject(to, "written");
+    for (size_t i = 0; i < STORE_CAUSES; i++) {
+        cJSON *item = cJSON_AddObjectToObject(list, cause_names[i]);
+        cJSON_AddNumberToObject(item, "batches", (double)stats->written[i].batches);
+        cJSON_AddNumberToObject(item, "user_bytes", (double)stats->written[i].user_bytes);
+        cJSON_AddNumberToObject(item, "device_bytes", (double)stats->written[i].device_bytes);
+    }
+    cJSON_AddNumberToObject(to, "user_bytes_written", (double)sum.user_bytes);
+    cJSON_AddNumberToObject(to, "device_bytes_written", (double)sum.device_bytes);
+    cJSON_AddNumberToObject(to, "write_amplification", amplification(&sum));
+}
+
+static void written_text(const struct store_stats *stats) {
+    struct store_written_sum sum = written_sum(stats);
+    char user[TEXT_SHORT_BYTES];
+    char device[TEXT_SHORT_BYTES];
+    printf("  written       %s for %s of users, amplification %.2f\n",
+           text_size(sum.device_bytes, device), text_size(sum.user_bytes, user),
+           amplification(&sum));
+    for (size_t i = 0; i < STORE_CAUSES; i++)
+        if (stats->written[i].batches != 0)
+            printf("    %-9s   %s in %" PRIu64 " batches, for %s of users\n", cause_names[i],
+                   text_size(stats->written[i].device_bytes, device), stats->written[i].batches,
+                   text_size(stats->written[i].user_bytes, user));
+}
+
 static void stats_json(const struct store_stats *stats, cJSON *to) {
     cJSON_AddStringToObject(to, "door", stats->door_name);
     cJSON_AddBoolToObject(to, "direct", stats->direct);
@@ -141,6 +186,7 @@ static void stats_json(const struct store_stats *stats, cJSON *to) {
     cJSON_AddNumberToObject(to, "batches", (double)stats->batches);
     cJSON_AddNumberToObject(to, "segments", stats->segments);
     cJSON_AddBoolToObject(to, "refuses_writes", stats->refuses_writes);
+    written_json(stats, to);
 }
 
 static void stats_text(const struct config *config, const struct store_stats *stats) {
@@ -159,6 +205,7 @@ static void stats_text(const struct config *config, const struct store_stats *st
     printf("  index         %s\n", text_size(stats->index_bytes, text));
     printf("  budget        %s\n",
            stats->bytes_max == STORE_BYTES_UNLIMITED ? "none" : text_size(stats->bytes_max, text));
+    written_text(stats);
 }
 
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {

@@ -32,7 +32,7 @@ enum config_group {
     CONFIG_NEEDLE = 1 << 6,  /* key, value */
     CONFIG_TOKENS = 1 << 7,  /* special */
     CONFIG_BENCH = 1 << 8,   /* tokens, size, build */
-    CONFIG_WRITE = 1 << 9,   /* store-max */
+    CONFIG_WRITE = 1 << 9,   /* store-max, write-per-… */
     CONFIG_GC = 1 << 10,     /* dry-run, rate */
     CONFIG_FSCK = 1 << 11,   /* read-data, repair, rebuild-index */
     CONFIG_SCRUB = 1 << 12   /* rate, restart */
@@ -51,6 +51,7 @@ struct config {
     const char *system, *session, *prompt, *key, *value; /* NULL: not given */
     uint64_t bench_tokens, bench_bytes;                  /* bench_tokens 0: not given */
     uint64_t rate_bytes;                                 /* 0: unbounded */
+    uint64_t write_second_bytes, write_day_bytes;        /* 0: unbounded */
     int json, help, show, version, special, build, posix_io;
     int dry_run, read_data, repair, rebuild_index, restart;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */

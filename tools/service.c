@@ -195,8 +195,7 @@ static enum kv_err open_store(struct service *service, const struct service_sett
     struct store_options options = store_options_usual(settings->store_dir, settings->program);
     options.read_only = settings->read_only;
     options.direct_wanted = settings->direct_wanted;
-    options.bytes_max = settings->store_bytes_max;
-    options.reserve_bytes = store_options_reserve(options.bytes_max);
+    store_options_limit(&options, settings->store_bytes_max);
     options.alloc = settings->alloc;
     options.clock = settings->clock;
     if (settings->door != NULL)
@@ -267,6 +266,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                              .clock = settings->clock,
                                              .queue_max = settings->queue_max};
         KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
+        snapshot_write_budget(service->snapshot, settings->write_second_bytes,
+                              settings->write_day_bytes);
     }
     *service_out = service;
     service = NULL;

@@ -35,7 +35,8 @@ struct service_settings {
     int read_only;
     const struct io_door *door; /* NULL: the best of this machine */
     int direct_wanted;
-    uint64_t store_bytes_max; /* or STORE_BYTES_UNLIMITED */
+    uint64_t store_bytes_max;                     /* or STORE_BYTES_UNLIMITED */
+    uint64_t write_second_bytes, write_day_bytes; /* snapshot_write_budget */
     enum engine_simd simd;
     uint32_t threads;
     uint32_t sessions_max;
