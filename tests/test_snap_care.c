@@ -4,7 +4,7 @@
  * followed, every kind of disagreement is found and named, repair writes counts right, a bad extent
  * names every session that uses it, gc beside restores.
  * Not responsible for: segments (test_store_gc.c, test_store_fsck.c).
- * Broken twins: BREAK_COLLECT_DAMAGED.
+ * Broken twins: BREAK_COLLECT_DAMAGED, BREAK_SCRUB_MARK.
  */
 #include "snapshot/snap_care.h"
 
