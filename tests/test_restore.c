@@ -358,13 +358,12 @@ static void other_weights_are_refused(void **state) {
 
 /* --- proof */
 
-/* A needle that the record calls kept must be answered. */
-static void an_unanswered_needle_drops_the_session(void **state) {
-    (void)state;
-    struct fixture f;
+/* Saves "chat" with a needle that the record calls kept, though nothing answers it. */
+static void plant_unanswered(struct fixture *f, int asked_now) {
     struct kv_diag diag = {""};
-    open_fixture(&f);
-    struct session *session = life_wake(&f.life, "chat", NULL);
+    struct session_info info;
+    struct session *session = life_wake(&f->life, "chat", NULL);
+    session_info(session, &info);
     struct image_needle needle = {.key = "key",
                                   .ask = "What is it?",
                                   .answer_prefix = "It is",
@@ -372,10 +371,21 @@ static void an_unanswered_needle_drops_the_session(void **state) {
                                   .span_count = 1,
                                   .spans = {{IMAGE_USER, 400, 420}},
                                   .kept = 1,
-                                  .passed = 1};
+                                  .passed = 1,
+                                  .asked_n_kv = asked_now ? info.n_kv : info.n_kv - 1};
     assert_int_equal(transfer_add_needle(session, &needle, &diag), KV_OK);
-    life_save(&f.life, session, 0);
+    life_save(&f->life, session, 0);
     session_drop(session);
+}
+
+/* A needle that the record of this very snapshot calls kept must be answered. */
+static void an_unanswered_needle_drops_the_session(void **state) {
+    (void)state;
+    struct fixture f;
+    struct kv_diag diag = {""};
+    struct session *session = NULL;
+    open_fixture(&f);
+    plant_unanswered(&f, 1);
     refuse(&f, KV_ERR_PROOF, "needle key");
     /* Without needles the fingerprint alone is asked, and the receipt says so. */
     const struct restore_options options = {.skip_needles = 1};
@@ -385,6 +395,27 @@ static void an_unanswered_needle_drops_the_session(void **state) {
     assert_int_equal(receipt.needles_recorded, 1);
     assert_int_equal(receipt.needles_kept, 1);
     assert_int_equal(receipt.needles_asked, 0);
+    close_fixture(&f);
+}
+
+/* A record of a shorter session: the longer one may not answer any more, asleep or not. It wakes,
+ * and the receipt says that the needle did not pass. */
+static void a_needle_outgrown_by_the_session_does_not_lock_it_away(void **state) {
+    (void)state;
+    struct fixture f;
+    struct kv_diag diag = {""};
+    struct session *session = NULL;
+    struct receipt receipt;
+    const struct restore_options options = {0};
+    open_fixture(&f);
+    plant_unanswered(&f, 0);
+    enum kv_err err = restore_wake(&f.life.source, "chat", &options, &session, &receipt, &diag);
+    if (err != KV_OK)
+        fail_msg("%s", diag.text);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    assert_int_equal(receipt.needles_kept, 1);
+    assert_int_equal(receipt.needles_asked, 1);
+    assert_int_equal(receipt.needles_passed, 0);
     close_fixture(&f);
 }
 
@@ -570,6 +601,7 @@ TESTING_MAIN(
     cmocka_unit_test(a_flipped_byte_harms_nobody), cmocka_unit_test(damage_anywhere_is_found),
     cmocka_unit_test(another_layer_count_names_both), cmocka_unit_test(other_weights_are_refused),
     cmocka_unit_test(an_unanswered_needle_drops_the_session),
+    cmocka_unit_test(a_needle_outgrown_by_the_session_does_not_lock_it_away),
     cmocka_unit_test(another_fingerprint_drops_the_session),
     cmocka_unit_test(refusals_leave_the_engine_as_it_was),
     cmocka_unit_test(no_memory_changes_nothing), cmocka_unit_test(too_few_slots_say_need_and_have))
