@@ -1,0 +1,94 @@
+/* tests/test_read_help.c - every item given is worked off once and comes back once.
+ *
+ * Responsible for: the bound of the ring, the reading thread stepping in, order, the end.
+ * Not responsible for: what the work is (test_store_read.c).
+ */
+#include "store/read_help.h"
+
+#include "tests/testing.h"
+
+#include <string.h>
+
+enum { ITEMS = 1000 };
+
+struct job {
+    pthread_mutex_t gate; /* held: the helper stands still inside its work */
+    int gated;
+    unsigned worked[ITEMS];
+    int thread[ITEMS];
+};
+
+static void work(void *context, size_t index, int thread) {
+    struct job *job = context;
+    if (thread == 1 && job->gated) {
+        pthread_mutex_lock(&job->gate);
+        pthread_mutex_unlock(&job->gate);
+    }
+    job->worked[index]++;
+    job->thread[index] = thread;
+}
+
+static void all_come_back_once(void **state) {
+    (void)state;
+    static struct job job;
+    unsigned back[ITEMS] = {0};
+    size_t index;
+    struct read_help help;
+    memset(&job, 0, sizeof job);
+    assert_int_equal(read_help_start(&help, work, &job), 1);
+    for (size_t i = 0; i < ITEMS; i++) {
+        while (!read_help_give(&help, i)) {
+            if (read_help_take(&help, 0, &index))
+                back[index]++;
+        }
+    }
+    while (read_help_take(&help, 1, &index))
+        back[index]++;
+    for (size_t i = 0; i < ITEMS; i++) {
+        assert_int_equal(back[i], 1);
+        assert_int_equal(job.worked[i], 1);
+    }
+    assert_int_equal(read_help_take(&help, 0, &index), 0);
+    read_help_stop(&help);
+    read_help_stop(&help);
+}
+
+/* A helper that stands still: the ring takes as many as it says, then this thread works. */
+static void full_ring_is_helped(void **state) {
+    (void)state;
+    static struct job job;
+    size_t index = SIZE_MAX;
+    struct read_help help;
+    memset(&job, 0, sizeof job);
+    job.gated = 1;
+    pthread_mutex_init(&job.gate, NULL);
+    pthread_mutex_lock(&job.gate);
+    assert_int_equal(read_help_start(&help, work, &job), 1);
+    for (size_t i = 0; i < READ_HELP_ITEMS_MAX; i++)
+        assert_int_equal(read_help_give(&help, i), 1);
+    assert_int_equal(read_help_give(&help, READ_HELP_ITEMS_MAX), 0);
+    assert_int_equal(read_help_take(&help, 0, &index), 1);
+    assert_int_equal(job.worked[index], 1);
+    assert_int_equal(job.thread[index], 0);
+    assert_true(index <= 1); /* the oldest that the helper has not in hand */
+    assert_int_equal(read_help_give(&help, READ_HELP_ITEMS_MAX), 1);
+    pthread_mutex_unlock(&job.gate);
+    unsigned count = 1;
+    while (read_help_take(&help, 1, &index))
+        count++;
+    assert_int_equal(count, READ_HELP_ITEMS_MAX + 1);
+    for (size_t i = 0; i <= READ_HELP_ITEMS_MAX; i++)
+        assert_int_equal(job.worked[i], 1);
+    read_help_stop(&help);
+    pthread_mutex_destroy(&job.gate);
+}
+
+static void nothing_started_stops(void **state) {
+    (void)state;
+    struct read_help help = {0};
+    read_help_stop(&help);
+    assert_int_equal(help.running, 0);
+}
+
+TESTING_MAIN(cmocka_unit_test(all_come_back_once), cmocka_unit_test(full_ring_is_helped),
+             cmocka_unit_test(nothing_started_stops))
