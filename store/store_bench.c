@@ -117,6 +117,9 @@ static enum kv_err write_pair(struct bench *bench, uint32_t pair, struct kv_diag
     rate->ns += bench->times[pair].write_ns;
     rate->bytes += count * bytes;
     rate->operations += stats.writes;
+    bench->result->write_wait_ns += stats.write_ns;
+    bench->result->write_sync_ns += stats.sync_ns;
+    bench->result->write_index_ns += stats.index_ns;
     if (stats.in_flight_max > rate->in_flight_max)
         rate->in_flight_max = stats.in_flight_max;
     bench->result->direct = stats.direct;

@@ -42,9 +42,11 @@ struct store_bench_result {
     char fallback[160];
     uint32_t pairs; /* the two sides of each in turns, which first taking turns too */
     uint64_t batch_bytes;
-    struct store_bench_rate write;      /* begin of a batch to acknowledged commit */
-    struct store_bench_rate read;       /* store_read without digests */
-    struct store_bench_rate read_check; /* store_read with digests */
+    struct store_bench_rate write; /* begin of a batch to acknowledged commit */
+    uint64_t write_wait_ns, write_sync_ns, write_index_ns; /* of its time: waiting for writes,
+                                                              fdatasync, index commit */
+    struct store_bench_rate read;                          /* store_read without digests */
+    struct store_bench_rate read_check;                    /* store_read with digests */
     /* One thread, 1 MiB at a time, O_DIRECT where possible; a new file for every pair, its space
      * taken, written and synced by one fdatasync. */
     struct store_bench_rate plain_write;

@@ -48,6 +48,9 @@ static void measures_both_doors(void **state) {
         assert_int_equal(result.index_commits, result.batches);
         assert_true(result.segments > result.batches);
         assert_int_equal(result.syncs, result.segments);
+        assert_true(result.write_sync_ns > 0 && result.write_index_ns > 0);
+        assert_true(result.write_wait_ns + result.write_sync_ns + result.write_index_ns <
+                    result.write.ns);
         assert_true(result.write_speed.median > 0);
         assert_true(result.write_speed.p99 <= result.write_speed.median);
         assert_true(result.nine_turns.p99 >= result.nine_turns.median);

@@ -101,6 +101,19 @@ static void tell_ratio(struct cmd *cmd, const char *name, const char *text,
     }
 }
 
+/* Where a batch spends its time; the rest is digesting and copying. */
+static void tell_stages(struct cmd *cmd, const struct store_bench_result *result) {
+    const uint64_t ns[] = {result->write_wait_ns, result->write_sync_ns, result->write_index_ns};
+    const char *const names[] = {"write_wait_ns", "fdatasync_ns", "index_commit_ns"};
+    double all = (double)result->write.ns / 100;
+    for (size_t i = 0; cmd->result != NULL && i < sizeof ns / sizeof ns[0]; i++)
+        cJSON_AddNumberToObject(cmd->result, names[i], (double)ns[i]);
+    if (cmd->result == NULL)
+        printf("time of a batch         %.0f %% waiting for writes, %.0f %% fdatasync, %.0f %% "
+               "index commit\n",
+               (double)ns[0] / all, (double)ns[1] / all, (double)ns[2] / all);
+}
+
 static void tell_ratios(struct cmd *cmd, const struct store_bench_result *result) {
     char size[TEXT_SHORT_BYTES];
     if (cmd->result != NULL) {
@@ -149,6 +162,7 @@ static enum kv_err bench_store(struct cmd *cmd, struct kv_diag *diag) {
         return err;
     cmd_bench_host(cmd);
     tell_store(cmd, &result);
+    tell_stages(cmd, &result);
     tell_ratios(cmd, &result);
     return KV_OK;
 }
