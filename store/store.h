@@ -154,8 +154,8 @@ struct store_stats {
     uint64_t bytes_max;
     uint64_t batches; /* sequence number of the last committed batch */
     uint32_t segments;
-    struct store_written_sum written[STORE_CAUSES]; /* since the store was made, up to the last save
-                                                       or gc for a store open for reading */
+    /* Since the store was made; blocks behind the last batch of another cause are forgotten. */
+    struct store_written_sum written[STORE_CAUSES];
     int refuses_writes; /* after a failed sync or index commit, until reopened */
 };
 

@@ -535,16 +535,24 @@ void store_batch_cause(struct store_batch *batch, enum store_cause cause) {
     batch->cause = cause;
 }
 
-/* The account up to the batch before goes along; what fails here is only a count. */
+/* The account goes along, this batch included; what fails here is only a count. */
 static void keep_account(struct store_batch *batch) {
+    struct store_written_sum sums[STORE_CAUSES];
     uint8_t value[STORE_WRITTEN_BYTES];
     struct store *store = batch->store;
+    const size_t op_bytes =
+        FMT_OP_HEAD_BYTES + STORE_WRITTEN_KEY_BYTES + fmt_entry_bytes(sizeof value, 0);
     if (batch->op_count == 0 || batch->cause == STORE_CAUSE_OTHER ||
         batch->cause == STORE_CAUSE_BLOCKS)
         return;
     pthread_mutex_lock(&store->lock);
-    store_written_encode(store->written, value);
+    memcpy(sums, store->written, sizeof sums);
     pthread_mutex_unlock(&store->lock);
+    sums[batch->cause].batches++;
+    sums[batch->cause].user_bytes += batch->stats.raw_bytes;
+    sums[batch->cause].device_bytes += segment_uncommitted_bytes(store->writer) +
+                                       padded(batch->record_bytes + op_bytes + KV_DIGEST_BYTES);
+    store_written_encode(sums, value);
     const struct fmt_entry entry = {.value = value, .value_bytes = sizeof value};
     (void)add_put(batch, store_written_key, STORE_WRITTEN_KEY_BYTES, &entry, NULL);
 }
