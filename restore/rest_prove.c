@@ -83,8 +83,8 @@ static enum kv_err prove_needle(const struct rest_prove_args *args, uint32_t ind
         return err;
     args->receipt->needles_asked++;
     args->receipt->needles_passed += result.passed != 0;
-    /* A record carried forward from an earlier turn was asked at another length: there the session
-     * that never slept may have stopped answering too, so the receipt tells and nothing is refused. */
+    /* A record carried forward from an earlier turn was asked at another length: the session that
+     * never slept may have stopped answering too, so the receipt tells and nothing is refused. */
     if (needle->asked_n_kv != args->image->n_kv)
         return KV_OK;
     if (!result.passed)

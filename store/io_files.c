@@ -21,8 +21,8 @@ enum { NOFOLLOW = 0 };
 enum { NOFOLLOW = O_NOFOLLOW };
 #endif
 
-/* O_NONBLOCK keeps open from waiting for the other end of a planted pipe; on a file it must go again,
- * since io_uring would then give back EAGAIN instead of waiting. */
+/* O_NONBLOCK keeps open from waiting for the other end of a planted pipe; on a file it must go
+ * again, since io_uring would then give back EAGAIN instead of waiting. */
 static int check_opened(int file) {
     struct stat info;
     int flags = fcntl(file, F_GETFL);

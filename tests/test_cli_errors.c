@@ -567,7 +567,7 @@ static void a_read_only_disk_can_still_be_read(void **state) {
     umount(folder);
 }
 
-/* In a pipe nobody reads on: a chat whose save or turn fails ends with the code of it, said once. */
+/* In a pipe nobody reads on: a chat whose save or turn fails ends with its code, said once. */
 static void a_failure_in_a_pipe_ends_the_chat(void **state) {
     struct cli *cli = *state;
     static const char *const commands[] = {"/save\nhello\n", "/sleep\nhello\n"};
