@@ -15,10 +15,10 @@ KILLS  ?= 20
 STRIDE ?= 1
 SECONDS ?= 60
 B      := build/$(CONFIG)
-CC     := gcc
+CC     := $(if $(filter fuzz,$(CONFIG)),clang,gcc)
 Q      := $(if $(V),,@)
 
-ifeq ($(filter $(CONFIG),release debug asan tsan),)
+ifeq ($(filter $(CONFIG),release debug asan tsan fuzz),)
 $(error CONFIG=$(CONFIG) is not known: use release, debug, asan or tsan)
 endif
 
@@ -31,6 +31,9 @@ CFLAGS_debug   := -O1 -g
 CFLAGS_asan    := -O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
                   -fno-sanitize-recover=all
 CFLAGS_tsan    := -O1 -g -fsanitize=thread
+CFLAGS_fuzz    := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all \
+                  -fsanitize=address,undefined,fuzzer-no-link -Wno-unknown-warning-option \
+                  -include tests/support_clang.h
 CFLAGS   := -std=c11 -D_GNU_SOURCE $(WARN) -ffp-contract=off -fno-math-errno $(CFLAGS_$(CONFIG))
 CPPFLAGS := -I. -I$B/gen
 AVX2     := -mavx2 -mfma -mf16c
@@ -60,6 +63,7 @@ endif
 
 # tests/: these are programs; any other file is shared by them.
 TEST_SRC    := $(wildcard tests/test_*.c)
+FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
                           tests/sweep.c tests/sim.c tests/flips.c)
 SRC_testing := $(wildcard tests/testing.c)
@@ -78,7 +82,7 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
 .PHONY: all help demo test test-programs check check-twins sanitize bench test-kill sweep sim \
-        fuzz install \
+        fuzz fuzz-programs install \
         clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -117,7 +121,8 @@ $B/gen/build_id.h: FORCE
 	echo '/* build_id.h - written by the Makefile: which sources and compiler made this program. */'; \
 	echo "#define BUILD_SOURCES_DIGEST \"$$(find kernels engine/model -name '*.[ch]' -o -name '*.cu' \
 	    2>/dev/null | LC_ALL=C sort | xargs -r sha256sum | sha256sum | cut -d' ' -f1)\""; \
-	echo "#define BUILD_COMPILER \"gcc $$($(CC) -dumpfullversion) $(CFLAGS) $(AVX2)\""; } >$@.$$$$; \
+	version=$$($(CC) -dumpfullversion -dumpversion); \
+	echo "#define BUILD_COMPILER \"gcc $$version $(CFLAGS) $(AVX2)\""; } >$@.$$$$; \
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
 $B/%_avx2.o: SIMD := $(AVX2)
@@ -191,6 +196,12 @@ $B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
 endef
 $(foreach t,$(TEST_SRC) $(HELPER_SRC),$(eval $(call test_rule,$t)))
 
+define fuzz_rule
+$B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
+	$$(call link,-fsanitize=fuzzer)
+endef
+$(foreach t,$(FUZZ_SRC),$(eval $(call fuzz_rule,$t)))
+
 $(PROGRAMS): $B/%: $B/tools/%.o \
              $(patsubst %,$B/%.a,$(filter $(ARCHIVES),$(LAYERS)))
 	$(call link)
@@ -227,6 +238,21 @@ sweep: setup
 sim: setup
 	@$(MAKE_ALL) $B/tests/sim
 	@$B/tests/sim $(SECONDS) $(SEED)
+
+# New inputs stay in build/; those that found something belong into tests/corpus.
+fuzz: setup
+	@command -v clang >/dev/null || { echo 'make fuzz needs clang: apt-get install clang'; exit 1; }
+	@$(MAKE_ALL) CONFIG=fuzz CUDA=0 fuzz-programs
+	@for target in $(FUZZ_SRC:tests/fuzz_%.c=%); do \
+	    mkdir -p build/fuzz/found/$$target && \
+	    ASAN_OPTIONS=allocator_may_return_null=1 build/fuzz/tests/fuzz_$$target \
+	        -max_total_time=$(SECONDS) -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
+	        -artifact_prefix=build/fuzz/$$target- build/fuzz/found/$$target \
+	        tests/corpus/$$target >build/fuzz/$$target.log 2>&1 || \
+	        { tail -n 60 build/fuzz/$$target.log; exit 1; }; \
+	    echo "$$target: $$(grep -a number_of_executed_units build/fuzz/$$target.log)"; done
+
+fuzz-programs: $(FUZZ_SRC:%.c=$B/%)
 
 sanitize:
 	@$(MAKE) --no-print-directory CONFIG=asan test

@@ -3,7 +3,7 @@
  * Responsible for: every flip over the segments is found, names the session that it touches and
  * leaves the others alone; a flip over the index gives no wrong answer and loses nothing, whether
  * the bytes were in use or not; a write that lands in a wrong place is found like a flip.
- * Not responsible for: fsck and scrub, which look for all of this without being asked for a session.
+ * Not responsible for: fsck and scrub, which look for all of this without a session's name.
  *
  * An argument n flips n bits of each (100 without one). Digest checking off in restore or in the
  * store (the twins) must show up as flips that were not found, never as a crash: all flips run

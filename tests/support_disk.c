@@ -36,6 +36,7 @@ struct disk {
     uint32_t node_of[FILES_MAX]; /* by descriptor */
     uint64_t die_at, fail_at, changes;
     int fail_error, failed;
+    uint64_t fill_at, filling; /* of what takes room */
 };
 
 static void *need(void *memory) {
@@ -106,11 +107,21 @@ static int is_dead(const struct disk *disk) {
     return disk->die_at != 0 && disk->log.count >= disk->die_at;
 }
 
+static int is_full(struct disk *disk, int takes_room) {
+    disk->filling += takes_room != 0;
+    if (!takes_room || disk->fill_at == 0 || disk->filling < disk->fill_at)
+        return 0;
+    disk->failed = 1;
+    return 1;
+}
+
 /* 0 when a change may pass, else the errno it gets. Takes the lock and leaves it held. */
-static int begin_change(struct disk *disk) {
+static int begin_change(struct disk *disk, int takes_room) {
     pthread_mutex_lock(&disk->lock);
     if (is_dead(disk))
         return EIO;
+    if (is_full(disk, takes_room))
+        return ENOSPC;
     if (++disk->changes != disk->fail_at)
         return 0;
     disk->failed = 1;
@@ -142,7 +153,7 @@ static int disk_open(void *context, int dir, const char *name, int flags, int *f
     const char *last = dir == AT_FDCWD && strcmp(name, disk->root) == 0 ? "root" : name;
     uint32_t at = parent == NODE_NONE ? NODE_NONE : find(disk, parent, last);
     int fresh = at == NODE_NONE && parent != NODE_NONE && (flags & IO_CREATE) != 0;
-    int error = is_dead(disk) ? EIO : 0;
+    int error = is_dead(disk) ? EIO : (is_full(disk, fresh) ? ENOSPC : 0);
     if (error == 0 && fresh && ++disk->changes == disk->fail_at) {
         disk->failed = 1;
         error = disk->fail_error;
@@ -171,7 +182,7 @@ static int disk_close(void *context, int file) {
 
 static int disk_make_dir(void *context, int dir, const char *name) {
     struct disk *disk = self(context);
-    int error = begin_change(disk);
+    int error = begin_change(disk, 1);
     if (error == 0)
         error = disk->under->make_dir(disk->under->context, dir, name);
     if (error == 0 && dir == AT_FDCWD)
@@ -190,7 +201,7 @@ static void forget_name(struct disk *disk, uint32_t dir, const char *name) {
 static int disk_rename(void *context, int dir, const char *from, const char *to) {
     struct disk *disk = self(context);
     uint32_t parent = node_of(disk, dir);
-    int error = begin_change(disk);
+    int error = begin_change(disk, 0);
     if (error == 0)
         error = disk->under->rename(disk->under->context, dir, from, to);
     if (error == 0 && parent != NODE_NONE) {
@@ -209,7 +220,7 @@ static int disk_rename(void *context, int dir, const char *from, const char *to)
 static int disk_remove(void *context, int dir, const char *name) {
     struct disk *disk = self(context);
     uint32_t parent = node_of(disk, dir);
-    int error = begin_change(disk);
+    int error = begin_change(disk, 0);
     if (error == 0)
         error = disk->under->remove(disk->under->context, dir, name);
     if (error == 0 && parent != NODE_NONE) {
@@ -238,7 +249,7 @@ static int disk_list(void *context, int dir, int (*each)(void *argument, const c
 }
 
 static int resize(struct disk *disk, int file, uint64_t size_bytes, enum disk_kind kind) {
-    int error = begin_change(disk);
+    int error = begin_change(disk, kind == DISK_ALLOCATE);
     if (error == 0)
         error = kind == DISK_ALLOCATE
                     ? disk->under->allocate(disk->under->context, file, size_bytes)
@@ -274,7 +285,7 @@ static void log_write(struct disk *disk, int file, const void *bytes, size_t cou
 
 static int disk_write(void *context, int file, const void *bytes, size_t count, uint64_t off) {
     struct disk *disk = self(context);
-    int error = begin_change(disk);
+    int error = begin_change(disk, 1);
     if (error == 0)
         error = disk->under->write(disk->under->context, file, bytes, count, off);
     if (error == 0)
@@ -284,7 +295,7 @@ static int disk_write(void *context, int file, const void *bytes, size_t count, 
 
 static int disk_sync(void *context, int file) {
     struct disk *disk = self(context);
-    int error = begin_change(disk);
+    int error = begin_change(disk, 0);
     if (error == 0)
         error = disk->under->sync(disk->under->context, file);
     if (error == 0 && node_of(disk, file) != NODE_NONE)
@@ -329,7 +340,7 @@ static int disk_submit(void *context, struct io_queue *queue, const struct io_re
     struct disk *disk = self(context);
     if (!request->write)
         return dead_now(disk) ? EIO : disk->under->submit(disk->under->context, queue, request);
-    int error = begin_change(disk);
+    int error = begin_change(disk, 1);
     if (error == 0)
         error = disk->under->submit(disk->under->context, queue, request);
     if (error == 0)
@@ -503,6 +514,14 @@ void disk_fail_at(struct disk *disk, uint64_t at, int error) {
     disk->changes = 0;
     disk->fail_at = at;
     disk->fail_error = error;
+    disk->failed = 0;
+    pthread_mutex_unlock(&disk->lock);
+}
+
+void disk_fill_at(struct disk *disk, uint64_t at) {
+    pthread_mutex_lock(&disk->lock);
+    disk->fill_at = at;
+    disk->filling = 0;
     disk->failed = 0;
     pthread_mutex_unlock(&disk->lock);
 }

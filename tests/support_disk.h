@@ -31,6 +31,8 @@ void disk_die_at(struct disk *disk, uint64_t entries);
 int disk_is_dead(struct disk *disk);
 /* The change or sync number `at` from now, from 1, gets `error` instead; 0 is none. */
 void disk_fail_at(struct disk *disk, uint64_t at, int error);
+/* From write, allocation or new name number `at` on there is no room for any; 0: there is. */
+void disk_fill_at(struct disk *disk, uint64_t at);
 /* How many changes and syncs there were since disk_fail_at. */
 uint64_t disk_changes(struct disk *disk);
 int disk_has_failed(struct disk *disk);

@@ -275,13 +275,76 @@ static void failing_allocation(void **state) {
     sweep_door(DOOR_ALLOC);
 }
 
+/* --- a disk that is full from the n-th write on, until there is room again */
+
+/* A chat that seals blocks, with saves in between; 1 when the disk was full for one of them. */
+static int chat_on_full_disk(uint64_t at) {
+    char dir[TESTING_PATH_BYTES + 32], text[WORLD_TEXT_BYTES];
+    struct kv_diag diag = {""};
+    path_of(dir, "full");
+    remove_tree(dir);
+    struct disk *disk = disk_make(io_best_door(), dir);
+    world.disk = disk;
+    world.fact_count = 0;
+    if (world_open(&world, dir, disk_door(disk), &diag) != KV_OK ||
+        world_say(&world, 0, 100, 1, &diag) != KV_OK || world_save(&world, 0, 0, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    disk_fill_at(disk, at);
+    int struck = 0;
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        kv_diag_clear(&diag);
+        /* The chat goes on, also while sealed blocks cannot be written. */
+        if (world_say(&world, 0, 280, turn, &diag) != KV_OK)
+            fail_msg("no space at write %llu: the chat stops: %s", (unsigned long long)at,
+                     diag.text);
+        enum kv_err err = world_save(&world, 0, turn == 1, &diag);
+        if (disk_has_failed(disk) && err != KV_OK) {
+            struck = 1;
+            if (err != KV_ERR_NO_SPACE || strstr(diag.text, "ant") == NULL)
+                fail_msg("no space at write %llu: %s: %s", (unsigned long long)at, kv_err_name(err),
+                         diag.text);
+            if (turn % 2 == 0)
+                continue; /* the next save meets the same full disk */
+            disk_fill_at(disk, 0);
+            err = world_save(&world, 0, 0, &diag);
+        }
+        if (err != KV_OK)
+            fail_msg("there is room, but: %s", diag.text);
+    }
+    disk_fill_at(disk, 0);
+    if (world_save(&world, 0, 0, &diag) != KV_OK)
+        fail_msg("there is room at the end, but: %s", diag.text);
+    world_close(&world);
+    disk_drop(disk);
+    world.disk = NULL;
+    const struct world_check check = {.dir = dir, .entries = UINT64_MAX, .go_on = 1, .rebuild = 1};
+    if (!world_right(&world, &check, text))
+        fail_msg("no space at write %llu: %s", (unsigned long long)at, text);
+    return struck;
+}
+
+static void full_disk(void **state) {
+    (void)state;
+    uint64_t cases = 0, at = 1;
+    uint64_t few = stride < 4 ? 1 : stride / 4;
+    for (int more = 1; more; at += few) {
+        more = chat_on_full_disk(at);
+        cases++;
+    }
+    printf("full disk: from each of %llu writes on: the chat goes on, the save says so, room makes "
+           "the next one work\n",
+           (unsigned long long)cases - 1);
+    assert_true(cases > 3);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(power_cuts),
                                        cmocka_unit_test(failing_io),
                                        cmocka_unit_test(failing_space),
                                        cmocka_unit_test(failing_index),
                                        cmocka_unit_test(failing_index_after_its_effect),
-                                       cmocka_unit_test(failing_allocation)};
+                                       cmocka_unit_test(failing_allocation),
+                                       cmocka_unit_test(full_disk)};
     if (argc > 1)
         stride = strtoull(argv[1], NULL, 10);
     if (stride == 0)
