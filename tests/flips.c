@@ -335,8 +335,62 @@ static void index_file(void **state) {
     assert_true(rebuilt > 0);
 }
 
+/* --- writes that land elsewhere */
+
+enum { RECORDS = 40 };
+
+/* Each record is as it was put or refused; never something else, never silently gone. */
+static int misdirect(uint64_t at, int64_t by, uint32_t *refused_out) {
+    char base[TESTING_PATH_BYTES], path[TESTING_PATH_BYTES + 16];
+    struct kv_diag diag = {""};
+    testing_temp_dir(base);
+    snprintf(path, sizeof path, "%s/s", base);
+    struct disk *disk = disk_make(io_posix_door(), path);
+    struct store_options options = support_store_options(path);
+    options.door = disk_door(disk);
+    struct store *store = support_store_open(&options);
+    disk_misdirect_at(disk, at, by);
+    unsigned end = 0;
+    while (end < RECORDS && support_store_commit(store, end, end + 4, 1, &diag) == KV_OK)
+        end += 4;
+    if (end < RECORDS)
+        printf("write %llu, %lld bytes off: record %u on: %s\n", (unsigned long long)at,
+               (long long)by, end, diag.text);
+    int struck = disk_has_failed(disk);
+    store_close(store);
+    disk_drop(disk);
+    options.door = io_posix_door();
+    store = support_store_open(&options);
+    for (unsigned i = 0; i < end; i++) {
+        char key[16];
+        int key_bytes = snprintf(key, sizeof key, "r%05u", i);
+        if (support_store_matches(store, i, 1, 1))
+            continue;
+        enum kv_err err = store_read_check(store, key, (size_t)key_bytes, NULL, &diag);
+        if (err != KV_ERR_CORRUPT && err != KV_ERR_IO)
+            fail_msg("write %llu landed %lld bytes off: record %s: %s", (unsigned long long)at,
+                     (long long)by, key, kv_err_name(err));
+        (*refused_out)++;
+    }
+    store_close(store);
+    return struck;
+}
+
+static void misdirected_writes(void **state) {
+    (void)state;
+    static const int64_t by[] = {4096, -4096, 40960, 512 * 1024};
+    uint32_t cases = 0, refused = 0;
+    for (size_t i = 0; i < sizeof by / sizeof by[0]; i++)
+        /* The first write has nothing in front of it. */
+        for (uint64_t at = by[i] < 0 ? 2 : 1; misdirect(at, by[i], &refused); at++)
+            cases++;
+    printf("%u writes landed elsewhere: %u records refused, 0 wrong, 0 missing\n", cases, refused);
+    assert_true(cases > 10 && refused > 0);
+}
+
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(segments), cmocka_unit_test(index_file)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(segments), cmocka_unit_test(index_file),
+                                       cmocka_unit_test(misdirected_writes)};
     if (argc > 1)
         flips_wanted = strtoull(argv[1], NULL, 10);
     if (access("/dev/shm", W_OK) == 0)

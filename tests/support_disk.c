@@ -36,7 +36,9 @@ struct disk {
     uint32_t node_of[FILES_MAX]; /* by descriptor */
     uint64_t die_at, fail_at, changes;
     int fail_error, failed;
-    uint64_t fill_at, filling; /* of what takes room */
+    uint64_t fill_at, filling;     /* of what takes room */
+    uint64_t misdirect_at, writes; /* of submitted writes */
+    int64_t misdirect_by;
 };
 
 static void *need(void *memory) {
@@ -341,10 +343,15 @@ static int disk_submit(void *context, struct io_queue *queue, const struct io_re
     if (!request->write)
         return dead_now(disk) ? EIO : disk->under->submit(disk->under->context, queue, request);
     int error = begin_change(disk, 1);
+    struct io_request moved = *request;
+    if (error == 0 && ++disk->writes == disk->misdirect_at) {
+        disk->failed = 1;
+        moved.off = (uint64_t)((int64_t)moved.off + disk->misdirect_by);
+    }
     if (error == 0)
-        error = disk->under->submit(disk->under->context, queue, request);
+        error = disk->under->submit(disk->under->context, queue, &moved);
     if (error == 0)
-        log_write(disk, request->file, request->bytes, request->count, request->off);
+        log_write(disk, moved.file, moved.bytes, moved.count, moved.off);
     return end_change(disk, error);
 }
 
@@ -522,6 +529,15 @@ void disk_fill_at(struct disk *disk, uint64_t at) {
     pthread_mutex_lock(&disk->lock);
     disk->fill_at = at;
     disk->filling = 0;
+    disk->failed = 0;
+    pthread_mutex_unlock(&disk->lock);
+}
+
+void disk_misdirect_at(struct disk *disk, uint64_t at, int64_t by) {
+    pthread_mutex_lock(&disk->lock);
+    disk->misdirect_at = at;
+    disk->misdirect_by = by;
+    disk->writes = 0;
     disk->failed = 0;
     pthread_mutex_unlock(&disk->lock);
 }

@@ -33,6 +33,9 @@ int disk_is_dead(struct disk *disk);
 void disk_fail_at(struct disk *disk, uint64_t at, int error);
 /* From write, allocation or new name number `at` on there is no room for any; 0: there is. */
 void disk_fill_at(struct disk *disk, uint64_t at);
+/* Write number `at` from now, from 1, lands `by` bytes from where it belongs and says that all is
+ * well; 0: none. */
+void disk_misdirect_at(struct disk *disk, uint64_t at, int64_t by);
 /* How many changes and syncs there were since disk_fail_at. */
 uint64_t disk_changes(struct disk *disk);
 int disk_has_failed(struct disk *disk);
