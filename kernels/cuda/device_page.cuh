@@ -82,20 +82,42 @@ static __device__ __forceinline__ uint32_t page_streams(uint32_t tier) {
     return (uint32_t)(0x008f9f8b9bbbbfffull >> (8 * tier)) & 0xff;
 }
 
-static __device__ __forceinline__ lane_block lane_block_of(const lane_stream &stream,
-                                                           const struct kvops_block *block,
-                                                           uint32_t tile) {
-    lane_block at;
-    uint32_t lane = threadIdx.x % 32, slot = 0;
+/* A block looked up: its numbers may still be on their way, nothing here waits for them. */
+struct lane_look {
+    const uint32_t *entries;
+    uint32_t rest;
+    uint32_t slot;
+    uint32_t tier;
+};
 
-    at.streams = page_streams(block->tier);
-    at.entries = (const uint32_t *)block + stream.table + tile / stream.tiles_per_slot;
-    at.rest = tile % stream.tiles_per_slot;
-    if (lane < 8 && (at.streams >> lane & 1))
-        slot = *at.entries;
-    at.page_bytes =
-        __reduce_add_sync(~0u, lane < 8 && (at.streams >> lane & 1) ? stream.tile_bytes : 0);
-    at.first = stream.base + (uint64_t)slot * stream.stride + (uint64_t)at.rest * stream.tile_bytes;
+static __device__ __forceinline__ lane_look lane_look_at(const lane_stream &stream,
+                                                         const struct kvops_block *block,
+                                                         uint32_t tile) {
+    lane_look look;
+
+    look.entries = (const uint32_t *)block + stream.table + tile / stream.tiles_per_slot;
+    look.rest = tile % stream.tiles_per_slot;
+    look.slot = *look.entries;
+    look.tier = block->tier;
+    return look;
+}
+
+/* Waits for what was looked up. */
+static __device__ __forceinline__ lane_block lane_block_of(const lane_stream &stream,
+                                                           lane_look look) {
+    uint32_t lane = threadIdx.x % 32;
+    lane_block at;
+
+    /* Keeps the compiler from computing with the numbers, and so waiting, earlier than here. */
+    asm volatile("" : "+r"(look.slot), "+r"(look.tier));
+
+    at.entries = look.entries;
+    at.rest = look.rest;
+    at.streams = page_streams(look.tier);
+    bool mine = lane < 8 && (at.streams >> lane & 1);
+    at.page_bytes = __reduce_add_sync(~0u, mine ? stream.tile_bytes : 0);
+    at.first = stream.base + (uint64_t)(mine ? look.slot : 0) * stream.stride +
+               (uint64_t)at.rest * stream.tile_bytes;
     return at;
 }
 
@@ -213,6 +235,12 @@ static __device__ __forceinline__ uint4 load_16(uint32_t at) {
 static __device__ __forceinline__ uint2 load_8(uint32_t at) {
     uint2 v;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t load_4(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
     return v;
 }
 

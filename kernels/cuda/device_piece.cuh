@@ -141,9 +141,8 @@ static __device__ __forceinline__ void piece_logits(uint32_t at, uint32_t q, uin
 
 #pragma unroll
     for (int ks = 0; ks < DIM / 16; ks++) {
-        uint32_t from = q + g * 2 * DIM + ks * 32 + c * 4, b0, b1;
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(b0) : "r"(from));
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(b1) : "r"(from + 16));
+        uint32_t from = q + g * 2 * DIM + ks * 32 + c * 4;
+        uint32_t b0 = load_4(from), b1 = load_4(from + 16);
         load_matrices(a, at + piece_chunk<DIM>(token, 2 * ks + half));
         mma_bf16(ks % 2 ? odd : even, a, b0, b1);
     }

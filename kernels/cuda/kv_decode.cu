@@ -6,8 +6,8 @@
  *
  * Moves the stored bytes of the tiers read, each once: per page, KV head and layer 12,544 B at
  * K8V4, 10,496 K6V4, 8,448 K6V2, 32,768 BF16 (head_dim 128), plus 2 KiB of partial per 1,024 or
- * 4,096 tokens. Expected: those bytes at 0.90 of the read rate for one sequence of 131,072 tokens,
- * 0.94 for nine; 7 to 9 us a layer below 8,192 tokens.
+ * 4,096 tokens. Expected with combine, on an H200: those bytes at 0.87 of the read rate for one
+ * sequence of 131,072 tokens at K8V4, 0.94 for nine; 10 us a layer below 8,192 tokens.
  *
  * Four warps a CTA, two CTAs a multiprocessor, every warp with a ring of its own: two sealed pages
  * (bulk copies on sm_90, cp.async on sm_80) or three pieces of 16 BF16 tokens. Tree: a warp takes
@@ -46,11 +46,15 @@ struct cta {
     uint32_t row_in_layer; /* layer * kv_heads */
 };
 
-/* Blocks of a warp in a unit, as indices of the sequence. */
+/* Blocks of a warp in a unit, as indices of the sequence. Fields are loaded and not looked at, so
+ * that a range can be fetched a unit ahead without waiting. */
 struct block_range {
     const struct kvops_seq *seq;
+    const struct kvops_block *blocks;
+    const uint64_t *hidden;
+    uint32_t count; /* blocks of the sequence */
     uint32_t first;
-    uint32_t end;
+    uint32_t last; /* the end, if the sequence reaches it */
     uint32_t head;
 };
 
@@ -68,51 +72,42 @@ static __device__ __forceinline__ block_range range_of(const struct cta &cta,
     block_range range;
 
     range.seq = &cta.args.seqs[unit.seq];
+    range.blocks = range.seq->blocks;
+    range.hidden = range.seq->hidden_blocks;
+    range.count = range.seq->block_count;
     range.first =
         node ? (unit.first + warp) * STATE_RUN_BLOCKS : unit.first * STATE_RUN_BLOCKS + warp;
-    range.end = node ? range.first + STATE_RUN_BLOCKS : range.first + 1;
-    range.end = min(range.end, range.seq->block_count);
+    range.last = node ? range.first + STATE_RUN_BLOCKS : range.first + 1;
     range.head = unit.head;
     return range;
 }
 
+static __device__ __forceinline__ uint32_t range_end(const block_range &range) {
+    return min(range.last, range.count);
+}
+
 /* First visible block at or after `block`, or the end. */
 static __device__ __forceinline__ uint32_t visible(const block_range &range, uint32_t block) {
-    const uint64_t *hidden = range.seq->hidden_blocks;
-
-    while (block < range.end && state_hidden(hidden, block))
+    while (block < range_end(range) && state_hidden(range.hidden, block))
         block++;
     return block;
 }
 
+static __device__ __forceinline__ bool over_planes(const struct cuda_kvops_unit &unit) {
+    return unit.kind == CUDA_KVOPS_NODE || unit.kind == CUDA_KVOPS_RUN;
+}
+
 /* --- sealed blocks: the next block's pages are requested while this one's are used */
 
+/* The block after the one at hand, in this unit or the next. */
 struct ahead {
     block_range range;
     uint32_t round;
     uint32_t block;
     bool more;
-    lane_block from;
+    lane_look look;  /* of it */
+    lane_block from; /* of it, once its first page was requested */
 };
-
-/* Moves to the next block of this warp in this unit or a later one; the first call starts with
- * round 0 and block = UINT32_MAX. */
-static __device__ __forceinline__ void ahead_next(const struct cta &cta, const lane_stream &stream,
-                                                  ahead &at) {
-    for (at.block++;; at.block = at.range.first) {
-        at.block = visible(at.range, at.block);
-        if (at.block < at.range.end)
-            break;
-        struct cuda_kvops_unit unit = unit_at(cta, ++at.round);
-        if (unit.kind != CUDA_KVOPS_NODE && unit.kind != CUDA_KVOPS_RUN) {
-            at.more = false;
-            return;
-        }
-        at.range = range_of(cta, unit);
-    }
-    uint32_t tile = (cta.row_in_layer + at.range.head) * LAYOUT_BLOCK_PAGES;
-    at.from = lane_block_of(stream, &at.range.seq->blocks[at.block], tile);
-}
 
 template <int DIM, bool WIDE> struct page_ring {
     uint32_t stages;
@@ -130,7 +125,54 @@ template <int DIM, bool WIDE> struct page_work {
     page_ring<DIM, WIDE> ring;
     lane_stream stream;
     ahead at;
+    uint32_t round;     /* of the unit at hand */
+    bool follows;       /* the next unit is over planes too */
+    block_range follow; /* its blocks */
 };
+
+/* Looks up block `block` of at.range, if it has it. */
+template <int DIM, bool WIDE>
+static __device__ __forceinline__ void ahead_look(const struct cta &cta, page_work<DIM, WIDE> &work,
+                                                  uint32_t block) {
+    ahead &at = work.at;
+
+    at.block = visible(at.range, block);
+    at.more = at.block < range_end(at.range);
+    if (at.more)
+        at.look = lane_look_at(work.stream, &at.range.blocks[at.block],
+                               (cta.row_in_layer + at.range.head) * LAYOUT_BLOCK_PAGES);
+}
+
+template <int DIM, bool WIDE>
+static __device__ __forceinline__ void ahead_next(const struct cta &cta,
+                                                  page_work<DIM, WIDE> &work) {
+    ahead &at = work.at;
+
+    ahead_look(cta, work, at.block + 1);
+    if (at.more || !work.follows)
+        return;
+    at.range = work.follow;
+    at.round = work.round + 1;
+    ahead_look(cta, work, at.range.first);
+}
+
+/* Starts the ring with the first block of `range`, unless the previous unit has done so. */
+template <int DIM, bool WIDE>
+static __device__ __forceinline__ void
+ahead_start(const struct cta &cta, page_work<DIM, WIDE> &work, const block_range &range) {
+    ahead &at = work.at;
+
+    if (at.more && at.round == work.round)
+        return;
+    at.range = range;
+    at.round = work.round;
+    ahead_look(cta, work, range.first);
+    if (!at.more)
+        return;
+    at.from = lane_block_of(work.stream, at.look);
+    work.ring.request(work.stream, at.from, 0, 0);
+    work.ring.request(work.stream, at.from, 1, 1);
+}
 
 /* out = the block whose first two pages are under way. */
 template <int DIM, bool WIDE>
@@ -138,25 +180,21 @@ static __device__ __forceinline__ void
 attend_block(const struct cta &cta, page_work<DIM, WIDE> &work, const page_queries<DIM> &q,
              state<DIM / 8> &out) {
     const page_ring<DIM, WIDE> &ring = work.ring;
-    const ahead &at = work.at;
+    ahead &at = work.at;
     lane_block block = at.from;
     leaf_state<DIM> leaf = {-INFINITY, 0.0f, 0.0f, {}};
 
-    ahead_next(cta, work.stream, work.at);
+    ahead_next(cta, work);
+    at.from = block; /* requested from until its last page is */
 #pragma unroll 1
     for (uint32_t page = 0; page < LAYOUT_BLOCK_PAGES; page++) {
         page_wait(ring.barriers + page % 2 * 8, page / 2);
         page_attend<DIM, WIDE>(ring.stages + page % 2 * shared_map<DIM, WIDE>::STAGE, block, q,
                                leaf);
-        bool here = page < 2;
-        lane_block next;
-        next.first = here ? block.first : at.from.first;
-        next.entries = here ? block.entries : at.from.entries;
-        next.rest = here ? block.rest : at.from.rest;
-        next.streams = here ? block.streams : at.from.streams;
-        next.page_bytes = here ? block.page_bytes : at.from.page_bytes;
-        if (here || at.more)
-            ring.request(work.stream, next, (page + 2) % 4, page % 2);
+        if (page == 2 && at.more)
+            at.from = lane_block_of(work.stream, at.look);
+        if (page < 2 || at.more)
+            ring.request(work.stream, at.from, (page + 2) % 4, page % 2);
         else if (!PAGE_BULK_COPY)
             piece_commit();
     }
@@ -278,7 +316,7 @@ piece_start(const struct cta &cta, const struct cuda_kvops_unit &unit, piece_wal
     } else {
         walk.page = UINT32_MAX;
         walk.use = visible(walk.range, walk.range.first) * 16;
-        walk.end = walk.range.end * 16;
+        walk.end = range_end(walk.range) * 16;
         walk.settled = true;
     }
     walk.get = walk.use;
@@ -414,16 +452,15 @@ merge(const struct cta &cta, const struct cuda_kvops_unit &unit, const state<DIM
 
 /* --- the kernel */
 
-/* Where a CTA is: the unit at hand, its row of q, whose queries shared memory holds. */
+/* Where a CTA is: the unit at hand and what is known of the next, whose queries shared memory
+ * holds. */
 struct place {
     struct cuda_kvops_unit unit;
+    struct cuda_kvops_unit next;
+    block_range range; /* of the unit, over planes */
     uint32_t q_row;
     uint32_t prepared;
 };
-
-static __device__ __forceinline__ bool over_planes(const struct cuda_kvops_unit &unit) {
-    return unit.kind == CUDA_KVOPS_NODE || unit.kind == CUDA_KVOPS_RUN;
-}
 
 template <int DIM, bool WIDE>
 static __device__ __forceinline__ void
@@ -439,11 +476,10 @@ attend_unit(const struct cta &cta, page_work<DIM, WIDE> &work, place &place, pie
     __syncthreads();
     state_clear(total);
     if (over_planes(unit)) {
-        block_range range = range_of(cta, unit);
         page_queries<DIM> q;
         load_queries<DIM, WIDE>(cta, q);
-        for (uint32_t block = visible(range, range.first); block < range.end;
-             block = visible(range, block + 1)) {
+        ahead_start(cta, work, place.range);
+        while (work.at.more && work.at.round == work.round) {
             state<DIM / 8> leaf;
             attend_block<DIM, WIDE>(cta, work, q, leaf);
             state_fold(total, leaf);
@@ -461,6 +497,32 @@ attend_unit(const struct cta &cta, page_work<DIM, WIDE> &work, place &place, pie
     __syncthreads(); /* the queries may change now */
 }
 
+/* Units of the CTA one after the other; of the next one everything is fetched while one is at
+ * hand, because a load takes as long as the copies queued in front of it. */
+template <int DIM, bool WIDE>
+static __device__ __forceinline__ void
+attend_units(const struct cta &cta, page_work<DIM, WIDE> &work, place &place, piece_walk &walk) {
+    for (work.round = 0;; work.round++) {
+        struct cuda_kvops_unit after = {};
+        uint32_t next_row = cta.args.seqs[place.next.seq].first_row;
+        if (place.next.kind != CUDA_KVOPS_END)
+            after = unit_at(cta, work.round + 2);
+        work.follow = range_of(cta, place.next);
+        work.follows = over_planes(place.next);
+        attend_unit<DIM, WIDE>(cta, work, place, walk);
+        if (place.next.kind == CUDA_KVOPS_END)
+            return;
+        place.unit = place.next;
+        place.next = after;
+        place.range = work.follow;
+        place.q_row = next_row;
+        if (!over_planes(place.unit)) {
+            piece_start(cta, place.unit, walk);
+            piece_fill<DIM>(cta, work.ring.stages, walk);
+        }
+    }
+}
+
 template <int DIM, bool WIDE>
 static __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2)
     decode_kernel(struct kvops_attend args, struct cuda_kvops_plan plan) {
@@ -470,51 +532,31 @@ static __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2)
     struct cta cta = {args, plan, shared, args.q_heads / args.pool.geometry.kv_heads,
                       args.layer * args.pool.geometry.kv_heads};
     page_work<DIM, WIDE> work = {};
-    page_ring<DIM, WIDE> &ring = work.ring;
-    ahead &at = work.at;
-    place place = {unit_at(cta, 0), 0, 0};
+    place place = {unit_at(cta, 0), unit_at(cta, 1), {}, 0, 0};
     piece_walk walk = {};
 
     state_let_next_start();
-    ring = {shared_address(shared + warp * map::RING),
-            shared_address(shared + map::BARRIERS + warp * 16)};
+    work.ring = {shared_address(shared + warp * map::RING),
+                 shared_address(shared + map::BARRIERS + warp * 16)};
     work.stream = lane_stream_of<DIM>(args.pool);
     if (threadIdx.x % 32 == 0) {
-        barrier_init(ring.barriers);
-        barrier_init(ring.barriers + 8);
+        barrier_init(work.ring.barriers);
+        barrier_init(work.ring.barriers + 8);
     }
     __syncwarp();
     if (place.unit.kind == CUDA_KVOPS_END)
         return;
+    place.q_row = args.seqs[place.unit.seq].first_row;
     if (over_planes(place.unit)) {
-        at.range = range_of(cta, place.unit);
-        at.block = at.range.first - 1;
-        at.more = true;
-        ahead_next(cta, work.stream, at);
-        if (at.more) {
-            ring.request(work.stream, at.from, 0, 0);
-            ring.request(work.stream, at.from, 1, 1);
-        }
+        place.range = range_of(cta, place.unit);
+        ahead_start(cta, work, place.range);
     } else {
         piece_start(cta, place.unit, walk);
         if (walk.settled)
-            piece_fill<DIM>(cta, ring.stages, walk);
+            piece_fill<DIM>(cta, work.ring.stages, walk);
     }
-    place.q_row = args.seqs[place.unit.seq].first_row;
     state_wait_for_previous();
-    for (uint32_t round = 1;; round++) {
-        struct cuda_kvops_unit next = unit_at(cta, round);
-        uint32_t next_row = next.kind == CUDA_KVOPS_END ? 0 : args.seqs[next.seq].first_row;
-        attend_unit<DIM, WIDE>(cta, work, place, walk);
-        if (next.kind == CUDA_KVOPS_END)
-            return;
-        place.unit = next;
-        place.q_row = next_row;
-        if (!over_planes(next)) {
-            piece_start(cta, next, walk);
-            piece_fill<DIM>(cta, ring.stages, walk);
-        }
-    }
+    attend_units<DIM, WIDE>(cta, work, place, walk);
 }
 
 /* --- host */

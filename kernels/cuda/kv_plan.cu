@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/device_state.cuh"
 
-enum { WEIGHT_TAIL = 6, WEIGHT_RUN = 6, WEIGHT_RUN_BF16 = 16, FILL_RUNS_MAX = 3, ALIGN_BYTES = 16 };
+enum { WEIGHT_TAIL = 6, WEIGHT_RUN = 6, WEIGHT_RUN_BF16 = 16, FILL_RUNS_MAX = 2, ALIGN_BYTES = 16 };
 
 struct planner {
     const struct kvops_attend *args;
@@ -74,7 +74,7 @@ static void measure(struct planner *plan, const struct kvops_attend *args,
 /* No load passes the mean by more than two nodes, one of each kind; a unit weighs at least 6. */
 static size_t rounds_max(const struct planner *plan) {
     uint64_t load = plan->weight / plan->ctas + 3 * STATE_NODE_RUNS * WEIGHT_RUN_BF16;
-    return (size_t)load / WEIGHT_TAIL + 2;
+    return (size_t)load / WEIGHT_TAIL + 3;
 }
 
 size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
@@ -211,6 +211,7 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
     give_tails(&plan);
     for (uint32_t cta = 0; cta < plan.ctas; cta++) {
         memset(&plan.units[(size_t)plan.count[cta] * plan.ctas + cta], 0, sizeof *plan.units);
+        memset(&plan.units[(size_t)(plan.count[cta] + 1) * plan.ctas + cta], 0, sizeof *plan.units);
         rounds = plan.count[cta] > rounds ? plan.count[cta] : rounds;
     }
     plan_out->seqs = (const uint32_t *)device_memory;
@@ -219,5 +220,5 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
         (const struct cuda_kvops_unit *)((const uint8_t *)device_memory + plan.units_off);
     plan_out->ctas = plan.ctas;
     plan_out->wide = plan.wide;
-    return plan.units_off + (size_t)(rounds + 1) * plan.ctas * sizeof(struct cuda_kvops_unit);
+    return plan.units_off + (size_t)(rounds + 2) * plan.ctas * sizeof(struct cuda_kvops_unit);
 }
