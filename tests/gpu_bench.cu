@@ -11,7 +11,7 @@
 #include "tests/gpu_scene.cuh"
 
 #include <algorithm>
-#include <string>
+#include <ctime>
 
 enum {
     LAYERS = 32,
@@ -546,6 +546,46 @@ static void bench_upload(pool &pool) {
     GPU_TRY(cudaFree(to));
 }
 
+/* A chunk of 256 rows behind `n_kv` tokens at K8V4, 32 layers one after the other. */
+static void bench_prefill(pool &pool, uint32_t n_kv, int tier, const char *name) {
+    enum { ROWS = 256 };
+    config config = {name, {n_kv}, tier, 0, 0};
+    size_t row = Q_HEADS * DIM, chunk = 2ull * KV_HEADS * ROWS * DIM;
+    std::vector<float> q(ROWS * row);
+    gpu_random random = {5};
+    scene scene;
+
+    make_scene(scene, pool, config);
+    struct kvops_seq seq = scene.mirror[0];
+    uint16_t *own = take<uint16_t>(chunk);
+    scene.owned.push_back(own);
+    fill(own, chunk * 2, 2, 77);
+    seq.chunk_k = own;
+    seq.chunk_v = own + chunk / 2;
+    seq.chunk_head_stride = ROWS * DIM;
+    seq.row_count = ROWS;
+    for (float &x : q)
+        x = random.normal();
+    scene.args.seqs = upload(scene, &seq, 1);
+    scene.args.q = upload(scene, q.data(), q.size());
+    scene.args.out = upload(scene, q.data(), q.size());
+    timing time = time_it(0, [&] {
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            scene.args.layer = layer;
+            GPU_TRY(cuda_kvops_prefill(&scene.args, ROWS, 0));
+        }
+    });
+    double operations = 4.0 * LAYERS * Q_HEADS * ROWS * (n_kv + ROWS / 2.0) * DIM;
+    printf("%-30s %8.3f ms p99 %8.3f  %7.1f us/layer  %.1f TFLOP/s\n", name, time.median_ms,
+           time.p99_ms, time.median_ms * 1000 / LAYERS, operations / time.median_ms * 1e-9);
+    fprintf(json,
+            "%s\n  {\"name\": \"%s\", \"rows\": %d, \"median_ms\": %.4f, \"p99_ms\": %.4f, "
+            "\"operations\": %.4g, \"operations_per_s\": %.4g}",
+            json_items++ ? "," : "", name, ROWS, time.median_ms, time.p99_ms, operations,
+            operations / (time.median_ms * 1e-3));
+    drop_scene(scene);
+}
+
 static void bench_decode(pool &pool, const char *filter) {
     std::vector<uint32_t> one = {TOKENS}, nine(SEQS, TOKENS);
     std::vector<uint32_t> ragged = {4096, 8192, 16384, 32768, 49152, 65536, 98304, 114688, 131072};
@@ -565,7 +605,7 @@ static void bench_decode(pool &pool, const char *filter) {
         {{"4 x 128K K8V4", {TOKENS, TOKENS, TOKENS, TOKENS}, LAYOUT_K8V4, 1, 0}, ""},
         {{"9 x 128K K8V4", nine, LAYOUT_K8V4, 1, 0}, "bh"},
         {{"9 x 128K K8V4 no overlap", nine, LAYOUT_K8V4, 0, 0}, ""},
-        {{"9 x 128K K8V4 whole nodes", nine, LAYOUT_K8V4, 1, 1}, "b"},
+        {{"9 x 128K K8V4 single runs", nine, LAYOUT_K8V4, 1, 2}, "b"},
         {{"9 x 128K K6V4", nine, LAYOUT_K6V4, 1, 0}, "bh"},
         {{"9 x 128K K6V2", nine, LAYOUT_K6V2, 1, 0}, "b"},
         {{"9 x 128K by age", nine, BY_AGE, 1, 0}, "b"},
@@ -587,6 +627,9 @@ static void bench_decode(pool &pool, const char *filter) {
 int main(int argc, char **argv) {
     struct cudaDeviceProp properties;
     const char *filter = argc > 3 ? argv[3] : "";
+    time_t now = time(NULL);
+    int clock_khz, memory_khz;
+    char date[16];
     pool pool;
 
     if (argc < 3 || !(json = fopen(argv[2], "w"))) {
@@ -595,12 +638,21 @@ int main(int argc, char **argv) {
     }
     GPU_TRY(cudaGetDeviceProperties(&properties, 0));
     GPU_TRY(cuda_kvops_open(&device));
-    fprintf(json, "{\"commit\": \"%s\", \"gpu\": \"%s\", \"multiprocessors\": %d, ", argv[1],
-            properties.name, properties.multiProcessorCount);
+    GPU_TRY(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, 0));
+    GPU_TRY(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, 0));
+    strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
+    fprintf(json, "{\"commit\": \"%s\", \"date\": \"%s\", \"gpu\": \"%s\", ", argv[1], date,
+            properties.name);
+    fprintf(json, "\"multiprocessors\": %d, \"clock_khz_max\": %d, \"memory_clock_khz\": %d, ",
+            properties.multiProcessorCount, clock_khz, memory_khz);
     fprintf(json, "\"repeats\": %d, \"tokens\": %d, \"results\": [", REPEATS, TOKENS);
     make_pool(pool);
     measure_rates(pool);
     bench_decode(pool, filter);
+    bench_prefill(pool, 7936, LAYOUT_K8V4, "prefill 256 rows at 8K K8V4");
+    bench_prefill(pool, 7936, LAYOUT_K6V4, "prefill 256 rows at 8K K6V4");
+    bench_prefill(pool, 7936, LAYOUT_TIER_BF16, "prefill 256 rows at 8K BF16");
+    bench_prefill(pool, 130816, LAYOUT_K8V4, "prefill 256 rows at 128K K8V4");
     bench_digest(pool, 8192, "digest of 8 GiB");
     bench_digest(pool, 12, "digest of one block, 12 MiB");
     bench_seal(pool);

@@ -108,7 +108,7 @@ struct gpu_scene {
     struct kvops_page page(uint32_t tokens);
     void fill_page(const uint32_t *slots, uint32_t tokens);
     struct kvops_block block(enum layout_tier tier);
-    void add(uint32_t n_kv, const std::vector<enum layout_tier> &tiers, bool chunk);
+    void add(uint32_t n_kv, const std::vector<enum layout_tier> &tiers, uint32_t chunk_rows);
     template <class T> T *upload(const T *from, size_t count) {
         void *to;
         GPU_TRY(cudaMalloc(&to, count * sizeof(T) + 16));
@@ -217,10 +217,11 @@ inline struct kvops_block gpu_scene::block(enum layout_tier tier) {
     return seal.block;
 }
 
-/* Sinks, blocks (tier of block b = tiers[b % count]), window; a chunk of one token when asked. */
-inline void gpu_scene::add(uint32_t n_kv, const std::vector<enum layout_tier> &tiers, bool chunk) {
+/* Sinks, blocks (tier of block b = tiers[b % count]), window; a chunk of so many rows. */
+inline void gpu_scene::add(uint32_t n_kv, const std::vector<enum layout_tier> &tiers,
+                           uint32_t chunk_rows) {
     struct kvops_seq seq = {};
-    uint32_t dim = geometry.head_dim;
+    uint32_t dim = geometry.head_dim, heads = geometry.kv_heads, room = chunk_rows + 8;
 
     data.emplace_back();
     gpu_seq &own = data.back();
@@ -233,20 +234,20 @@ inline void gpu_scene::add(uint32_t n_kv, const std::vector<enum layout_tier> &t
     for (uint32_t t = 0; t < seq.window_tokens; t += LAYOUT_PAGE_TOKENS)
         own.window.push_back(page(seq.window_tokens - t < 64 ? seq.window_tokens - t : 64));
     own.hidden.assign(seq.block_count / 64 + 1, 0);
-    if (chunk) { /* capacity 8 tokens, one filled, the rest NaN */
-        own.chunk.assign(2 * geometry.kv_heads * 8 * dim, 0xFFFF);
-        for (uint32_t i = 0; i < 2 * geometry.kv_heads; i++)
-            for (uint32_t d = 0; d < dim; d++)
-                own.chunk[i * 8 * dim + d] = gpu_bf16(random.normal());
+    if (chunk_rows) { /* capacity beyond the rows stays NaN */
+        own.chunk.assign(2 * heads * room * dim, 0xFFFF);
+        for (uint32_t i = 0; i < 2 * heads * chunk_rows * dim; i++)
+            own.chunk[i / (chunk_rows * dim) * room * dim + i % (chunk_rows * dim)] =
+                gpu_bf16(random.normal());
         seq.chunk_k = own.chunk.data();
-        seq.chunk_v = own.chunk.data() + geometry.kv_heads * 8 * dim;
-        seq.chunk_head_stride = 8 * dim;
+        seq.chunk_v = own.chunk.data() + heads * room * dim;
+        seq.chunk_head_stride = room * dim;
     }
     seq.blocks = own.blocks.data();
     seq.window = own.window.data();
     seq.hidden_blocks = own.hidden.data();
-    seq.first_row = (uint32_t)seqs.size();
-    seq.row_count = 1;
+    seq.first_row = seqs.empty() ? 0 : seqs.back().first_row + seqs.back().row_count;
+    seq.row_count = chunk_rows ? chunk_rows : 1;
     seqs.push_back(seq);
 }
 
@@ -305,7 +306,8 @@ static inline gpu_step gpu_step_of(gpu_scene &scene, const std::vector<struct kv
     size_t used = cuda_kvops_plan_make(&host, &device, grain, plan, at, &step.plan);
     GPU_TRY(cudaMemcpy(at, plan, used, cudaMemcpyHostToDevice));
     free(plan);
-    step.out_count = (size_t)seqs.size() * q_heads * scene.geometry.head_dim;
+    for (const struct kvops_seq &seq : seqs)
+        step.out_count += (size_t)seq.row_count * q_heads * scene.geometry.head_dim;
     return step;
 }
 

@@ -64,13 +64,19 @@ parity() {
 
 sanitize() {
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool $tool "$work/gpu_parity" quick 2>&1 | tail -n 8 |
-            tee "$out/$tool.txt"
+        for program in gpu_parity gpu_dense; do
+            timeout 300 compute-sanitizer --tool $tool "$work/$program" 2>&1 | tail -n 4 |
+                tee "$out/${tool}_$program.txt"
+        done
     done
 }
 
 bench() {
-    "$work/gpu_bench" "$commit" "$out/gpu_bench.json"
+    nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu \
+        --format=csv | tee "$out/clocks.csv"
+    "$work/gpu_bench" "$commit" "$out/gpu_bench.json" | tee "$out/gpu_bench.txt"
+    nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu --format=csv >>"$out/clocks.csv"
+    python3 "$root/tools/gpu_peer.py" "$out/gpu_peer.json" || true
 }
 
 build

@@ -1,6 +1,7 @@
 /* kernels/cuda/cuda_kvops.h - launchers of the CUDA twins of kvops.h and of the digest.
  *
- * Responsible for: seal, decode attention with its plan and combine, digests of extents.
+ * Responsible for: seal, decode attention with its plan and combine, prefill attention, digests of
+ * extents.
  * Not responsible for: memory, uploads, streams, synchronising: the caller's.
  *
  * A launcher takes the argument struct of the host twin. The struct itself is read on the host
@@ -82,6 +83,10 @@ struct cuda_kvops_launch {
 };
 cudaError_t cuda_kvops_decode(const struct cuda_kvops_launch *launch);
 cudaError_t cuda_kvops_combine(const struct cuda_kvops_launch *launch);
+
+/* `row_count_max`: the largest row_count of the sequences, known to the host. */
+cudaError_t cuda_kvops_prefill(const struct kvops_attend *args, uint32_t row_count_max,
+                               cudaStream_t stream);
 
 cudaError_t cuda_kvops_seal(const struct kvops_seal *args, cudaStream_t stream);
 
