@@ -4,6 +4,7 @@
  * as it is, rolling forward (recover.c) and rebuilding (rebuild.c).
  * Not responsible for: what is in the records.
  */
+#include "store/index_probe.h"
 #include "store/store_inner.h"
 #include "store/store_written.h"
 
@@ -286,7 +287,9 @@ static enum kv_err open_index(struct store *store, const char *dir_path, struct 
                                     .dir = store->dir,
                                     .dir_path = dir_path,
                                     .name = "index"};
-    enum kv_err err = index_open(&options, &store->index, diag);
+    enum kv_err err = index_probe(&options, store->options.deadline_ns, diag);
+    if (err == KV_OK)
+        err = index_open(&options, &store->index, diag);
     if (err == KV_OK)
         err = index_state(store->index, &store->state, diag);
     if (err == KV_OK && memcmp(store->state.store_id, store->id, FMT_ID_BYTES) != 0)

@@ -5,9 +5,9 @@
  * Not responsible for: sessions (test_snap_care.c).
  * Broken twins: BREAK_FSCK_CHAIN, BREAK_INSPECT.
  *
- * Each case of tests/golden/fsck_v1/NAME.txt is a recipe and the report: lines `flip FILE OFF BITS`,
- * `cut FILE BYTES`, `remove FILE`, `copy FILE FROM TO PAGES` are done to a copy of store_v1, the
- * lines behind `report` must come out.
+ * Each tests/golden/fsck_v1/NAME.txt is a recipe and the report: lines `flip FILE OFF BITS`, `cut
+ * FILE BYTES`, `remove FILE`, `copy FILE FROM TO PAGES` are done to a copy of store_v1, the lines
+ * behind `report` must come out.
  */
 #include "store/store_fsck.h"
 
