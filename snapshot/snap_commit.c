@@ -202,7 +202,8 @@ static enum kv_err commit_chosen(struct snapshot *snapshot, struct snap_item **i
     return err;
 }
 
-void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uint32_t count) {
+/* Commits what can be of these blocks, in one batch; the others get their error. */
+static void commit_blocks(struct snapshot *snapshot, struct snap_item **items, uint32_t count) {
     uint64_t worst_bytes;
     struct kv_diag diag = {""};
     if (choose(items, count, &worst_bytes) == 0)
@@ -226,6 +227,40 @@ void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uin
         line->trouble_err = err;
         kv_diag_prefix(&line->trouble, "session %s, block %u could not be written", line->name,
                        items[i]->index);
+    }
+}
+
+static int any_failed(struct snap_item **items, uint32_t count) {
+    int failed = 0;
+    for (uint32_t i = 0; i < count; i++)
+        failed |= items[i]->err != KV_OK && items[i]->err != KV_ERR_BUSY;
+    return failed;
+}
+
+/* A line that cannot be written must not hold up the others: when nothing was committed, each gets
+ * a batch of its own. */
+void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uint32_t count) {
+    struct snap_item *own[SNAP_BATCH_BLOCKS_MAX];
+    uint64_t sequence = store_sequence(snapshot->store);
+    uint32_t others = 0; /* blocks of other lines than the first */
+    assert(count <= SNAP_BATCH_BLOCKS_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        others += items[i]->line != items[0]->line;
+    commit_blocks(snapshot, items, count);
+    if (others == 0 || !any_failed(items, count) || store_sequence(snapshot->store) != sequence)
+        return;
+#ifdef BREAK_ONE_FOR_ALL
+    return;
+#endif
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t own_count = 0, first = 0;
+        while (items[first]->line != items[i]->line)
+            first++;
+        for (uint32_t k = i; first == i && k < count; k++)
+            if (items[k]->line == items[i]->line)
+                own[own_count++] = items[k];
+        if (own_count != 0)
+            commit_blocks(snapshot, own, own_count);
     }
 }
 

@@ -510,6 +510,40 @@ static void a_session_of_the_past_writes_nothing(void **state) {
     close_fixture(&f);
 }
 
+/* Blocks of two sessions in one batch, and one of them was removed from the store: the other's are
+ * written all the same. BREAK_ONE_FOR_ALL gives up both. */
+static void one_session_does_not_hold_up_another(void **state) {
+    (void)state;
+    struct fixture f;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    struct session *gone = life_session(&f.life, "gone", IMAGE_RECIPE_V3);
+    life_say(gone, 1, 320 + 256, 0, NULL);
+    life_sleep(&f.life, gone);
+    gone = life_wake(&f.life, "gone", NULL);
+    struct session *stays = life_session(&f.life, "stays", IMAGE_RECIPE_V3);
+    struct session *plug = life_session(&f.life, "plug", IMAGE_RECIPE_V3);
+    assert_int_equal(snapshot_remove(f.life.store, kv_alloc_system(), "gone", &diag), KV_OK);
+    arm(&f, FAULTY_IO_STALL, FAULTY_IO_WRITE, 1);
+    life_say(plug, 2, 320 + 256, 0, NULL);
+    faulty_io_await_stall(f.faulty);
+    life_say(gone, 3, 256 * 2, 0, NULL);
+    life_say(stays, 4, 320 + 256 * 2, 0, NULL);
+    faulty_io_release(f.faulty);
+    snapshot_drain(f.life.snapshot);
+    engine_apply(f.life.engine);
+    struct session_info info;
+    session_info(stays, &info);
+    assert_int_equal(info.blocks, 2);
+    assert_int_equal(info.blocks_durable, 2);
+    assert_int_equal(try_save(&f, gone, &receipt, &diag), KV_ERR_NOT_FOUND);
+    assert_non_null(strstr(diag.text, "gone"));
+    life_save(&f.life, stays, 0);
+    life_save(&f.life, plug, 0);
+    close_fixture(&f);
+}
+
 static void what_was_never_saved_goes_at_the_next_open(void **state) {
     (void)state;
     struct fixture f;
@@ -732,6 +766,7 @@ TESTING_MAIN(cmocka_unit_test(a_save_costs_new_tokens_only),
              cmocka_unit_test(blocks_of_an_unsaved_life_are_trimmed),
              cmocka_unit_test(late_blocks_of_an_earlier_life_are_not_counted),
              cmocka_unit_test(a_session_of_the_past_writes_nothing),
+             cmocka_unit_test(one_session_does_not_hold_up_another),
              cmocka_unit_test(what_was_never_saved_goes_at_the_next_open),
              cmocka_unit_test(a_full_store_opens_with_what_was_never_saved),
              cmocka_unit_test(a_name_is_not_taken_over),
