@@ -5,6 +5,7 @@
  */
 #include "tests/support_cli.h"
 
+#include "engine/model/utf8.h"
 #include "tests/support_tiny_model.h"
 
 #include <cjson/cJSON.h>
@@ -84,6 +85,17 @@ static void read_back(const char *path, char *out) {
     fclose(file);
 }
 
+/* cJSON itself takes any bytes; other readers do not. */
+static int is_utf8(const char *text) {
+    size_t left = strlen(text);
+    int length = 1;
+    for (const uint8_t *at = (const uint8_t *)text; left > 0 && length > 0; at += length) {
+        length = utf8_length(at, left);
+        left -= length > 0 ? (size_t)length : 0;
+    }
+    return left == 0;
+}
+
 int cli_call(struct cli *cli, const char *argument, ...) {
     char program[TESTING_PATH_BYTES], paths[3][TESTING_PATH_BYTES + 16];
     const char *argv[CLI_ARGS_MAX + 2] = {"coldplane"};
@@ -92,7 +104,7 @@ int cli_call(struct cli *cli, const char *argument, ...) {
     va_start(list, argument);
     for (const char *at = argument; at != NULL; at = va_arg(list, const char *)) {
         assert_true(argc < CLI_ARGS_MAX);
-        wants_json |= strcmp(at, "--json") == 0;
+        wants_json |= strcmp(at, "--json") == 0 && strcmp(argv[argc - 1], "--prompt") != 0;
         argv[argc++] = at;
     }
     va_end(list);
@@ -128,7 +140,7 @@ int cli_call(struct cli *cli, const char *argument, ...) {
     if (cli->code > 7)
         fail_msg("`%s %s` ended with %d:\n%s%s", program, argument, cli->code, cli->out, cli->err);
     cJSON_Delete(cli->json);
-    cli->json = wants_json ? cJSON_Parse(cli->out) : NULL;
+    cli->json = wants_json && is_utf8(cli->out) ? cJSON_Parse(cli->out) : NULL;
     if (wants_json && cli->json == NULL)
         fail_msg("`%s` gave no JSON:\n%s", argument, cli->out);
     return cli->code;

@@ -32,6 +32,35 @@ static void sizes_and_durations_have_units(void **state) {
     assert_string_equal(text_when(0, text), "1970-01-01 00:00:00");
 }
 
+static void bad_bytes_become_the_replacement_character(void **state) {
+    static const struct {
+        const char *given, *valid;
+    } cases[] = {{"", ""},
+                 {"caf\xc3\xa9 \xf0\x9f\x98\x80", "caf\xc3\xa9 \xf0\x9f\x98\x80"},
+                 {"a\xff"
+                  "b",
+                  "a\xef\xbf\xbd"
+                  "b"},
+                 {"\xc3", "\xef\xbf\xbd"},
+                 {"\xc0\xaf", "\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xe0\x9f\xbf", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xe2\x82\xac\xe2\x82", "\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd"}};
+    char out[64];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t bytes = text_valid(cases[i].given, strlen(cases[i].given), out);
+        assert_string_equal(out, cases[i].valid);
+        assert_int_equal(bytes, strlen(out));
+        assert_int_equal(text_is_plain(cases[i].given), strcmp(cases[i].given, out) == 0);
+    }
+    assert_false(text_is_plain("a\nb"));
+    assert_false(text_is_plain("a\x1b[2J"));
+    assert_false(text_is_plain("a\xe2\x80\xae"
+                               "b"));
+}
+
 static FILE *stream_of(size_t bytes) {
     FILE *file = tmpfile();
     for (size_t i = 0; i < bytes; i++)
@@ -132,6 +161,7 @@ static void every_error_has_its_exit_code(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(sizes_and_durations_have_units),
+             cmocka_unit_test(bad_bytes_become_the_replacement_character),
              cmocka_unit_test(a_stream_is_read_to_its_end),
              cmocka_unit_test(a_stream_that_cannot_be_read_is_an_error),
              cmocka_unit_test(documents_are_cut_and_differ),

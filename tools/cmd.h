@@ -49,10 +49,10 @@ struct cmd_entry {
     unsigned groups;                  /* enum config_group */
     enum kv_err (*run)(struct cmd *cmd, struct kv_diag *diag);
 };
-/* NULL past the last. */
-const struct cmd_entry *cmd_at(uint32_t index);
-void cmd_print_help(const struct cmd_entry *entry);
-void cmd_print_overview(void);
+/* INVALID, listing the commands, when none is named so. */
+enum kv_err cmd_lookup(const char *name, const struct cmd_entry **entry_out, struct kv_diag *diag);
+/* Of one command, or the list of all when `entry` is NULL; with --json into the result. */
+void cmd_give_help(struct cmd *cmd, const struct cmd_entry *entry);
 
 /* Argument `index` behind the command, NULL when there are fewer. */
 const char *cmd_word(const struct cmd *cmd, uint32_t index);

@@ -7,6 +7,7 @@
 
 #include "store/io.h"
 #include "store/store_bench.h"
+#include "tools/json_text.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -37,7 +38,7 @@ void cmd_bench_host(struct cmd *cmd) {
     cpu_name(name, sizeof name);
     if (cmd->result != NULL) {
         cJSON *host = cJSON_AddObjectToObject(cmd->result, "host");
-        cJSON_AddStringToObject(host, "cpu", name);
+        json_text(host, "cpu", name);
         cJSON_AddNumberToObject(host, "cores", (double)cores);
         cJSON_AddNumberToObject(host, "threads", cmd->config->threads);
     } else {
@@ -69,9 +70,9 @@ uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual) {
 static void tell_store(struct cmd *cmd, const struct store_bench_result *result) {
     uint64_t most = result->write.in_flight_max;
     if (cmd->result != NULL) {
-        cJSON_AddStringToObject(cmd->result, "door", result->door_name);
+        json_text(cmd->result, "door", result->door_name);
         cJSON_AddBoolToObject(cmd->result, "direct", result->direct);
-        cJSON_AddStringToObject(cmd->result, "fallback", result->fallback);
+        json_text(cmd->result, "fallback", result->fallback);
         cJSON_AddNumberToObject(cmd->result, "writes_in_flight_most", (double)most);
         cJSON_AddNumberToObject(cmd->result, "reads_in_flight_most",
                                 (double)result->read.in_flight_max);

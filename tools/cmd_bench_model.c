@@ -9,6 +9,7 @@
 #include "engine/bench_model.h"
 #include "engine/bench_quality.h"
 #include "engine/model/tokenizer.h"
+#include "tools/json_text.h"
 #include "tools/licences.h"
 #include "tools/progress.h"
 
@@ -97,7 +98,7 @@ static void tell_build(const struct bench *bench) {
     engine_model(bench->engine, &model);
     kv_digest_hex(&model.identity.numerics, id);
     if (bench->cmd->result != NULL)
-        cJSON_AddStringToObject(bench->cmd->result, "numerics", id);
+        json_text(bench->cmd->result, "numerics", id);
     else
         printf("numerics id             %s, instructions %s\n", id, model.simd_name);
 }
@@ -165,7 +166,7 @@ static void tell_speed(struct bench *bench, const char *name,
         return;
     }
     cJSON *to = cJSON_AddObjectToObject(bench->cmd->result, name);
-    cJSON_AddStringToObject(to, "simd", model.simd_name);
+    json_text(to, "simd", model.simd_name);
     cJSON_AddNumberToObject(to, "fma_gflops", fma);
     cJSON_AddNumberToObject(to, "weight_bytes", (double)model.weight_bytes);
     cJSON *depths = cJSON_AddArrayToObject(to, "depths");
@@ -253,7 +254,7 @@ static void quality_json(cJSON *to, const struct bench_quality_result *result) {
     for (uint32_t i = 0; i < result->row_count; i++) {
         const struct bench_quality_row *row = &result->rows[i];
         cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "tier", layout_tier_name(row->tier));
+        json_text(item, "tier", layout_tier_name(row->tier));
         cJSON_AddBoolToObject(item, "spoilt", row->spoilt);
         cJSON_AddNumberToObject(item, "positions", (double)row->positions);
         cJSON_AddNumberToObject(item, "kl_mean", row->kl_mean);

@@ -9,6 +9,7 @@
 #include "store/store_fsck.h"
 #include "store/store_gc.h"
 #include "store/store_scrub.h"
+#include "tools/json_text.h"
 #include "tools/progress.h"
 #include "tools/text.h"
 
@@ -52,7 +53,7 @@ static void gc_json(cJSON *to, const struct snap_care_report *records,
     cJSON_AddNumberToObject(to, "dead_pages", (double)records->dead_pages);
     cJSON_AddNumberToObject(to, "dead_blocks", (double)records->dead_blocks);
     cJSON_AddNumberToObject(to, "dead_lineages", (double)records->dead_lineages);
-    cJSON_AddStringToObject(to, "records_trouble", records->trouble);
+    json_text(to, "records_trouble", records->trouble);
     cJSON_AddNumberToObject(to, "segments_before", space->segments_before);
     cJSON_AddNumberToObject(to, "segments_after", space->segments_after);
     cJSON_AddNumberToObject(to, "segment_bytes_before", (double)space->segment_bytes_before);
@@ -65,7 +66,7 @@ static void gc_json(cJSON *to, const struct snap_care_report *records,
     cJSON_AddNumberToObject(to, "written_bytes", (double)space->written_bytes);
     cJSON_AddNumberToObject(to, "freed_bytes", (double)space->freed_bytes);
     cJSON_AddBoolToObject(to, "stopped", space->stopped);
-    cJSON_AddStringToObject(to, "trouble", space->trouble);
+    json_text(to, "trouble", space->trouble);
 }
 
 static void gc_text(int dry_run, const struct snap_care_report *records,
@@ -187,11 +188,11 @@ static void tell_finding(struct care *care, const struct finding *finding) {
         return;
     if (care->list != NULL) {
         cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "kind", finding->kind);
-        cJSON_AddStringToObject(item, "sessions", finding->sessions);
-        cJSON_AddStringToObject(item, "record", finding->what);
+        json_text(item, "kind", finding->kind);
+        json_text(item, "sessions", finding->sessions);
+        json_text(item, "record", finding->what);
         cJSON_AddBoolToObject(item, "note", finding->is_note);
-        cJSON_AddStringToObject(item, "text", finding->text);
+        json_text(item, "text", finding->text);
         cJSON_AddItemToArray(care->list, item);
         return;
     }
@@ -313,7 +314,7 @@ static void fsck_summary(struct care *care, const struct store_fsck_report *repo
         cJSON_AddNumberToObject(to, "damage", (double)care->damage);
         cJSON_AddNumberToObject(to, "notes", (double)care->notes);
         cJSON_AddNumberToObject(to, "mended", (double)mended);
-        cJSON_AddStringToObject(to, "opened", stats.opened);
+        json_text(to, "opened", stats.opened);
         return;
     }
     if (stats.opened[0] != 0)

@@ -7,6 +7,7 @@
  * woken again from its last saved turn: what the user sees and what is stored stay the same.
  */
 #include "tools/cmd.h"
+#include "tools/json_text.h"
 #include "tools/line_edit.h"
 #include "tools/progress.h"
 #include "tools/receipt_print.h"
@@ -98,11 +99,11 @@ static const char *done_name(const struct turn_result *result) {
 static void run_json(cJSON *to, const struct turn_result *result,
                      const struct service_opened *opened) {
     static const char *const found[] = {"resident", "woken", "new"};
-    cJSON_AddStringToObject(to, "session", found[opened->found]);
-    cJSON_AddStringToObject(to, "text", result->text != NULL ? result->text : "");
+    json_text(to, "session", found[opened->found]);
+    json_text(to, "text", result->text != NULL ? result->text : "");
     cJSON_AddNumberToObject(to, "tokens_fed", (double)result->tokens_fed);
     cJSON_AddNumberToObject(to, "tokens_generated", (double)result->tokens_generated);
-    cJSON_AddStringToObject(to, "done", done_name(result));
+    json_text(to, "done", done_name(result));
     cJSON_AddNumberToObject(to, "prefill_ns", (double)result->prefill_ns);
     cJSON_AddNumberToObject(to, "decode_ns", (double)result->decode_ns);
     cJSON_AddBoolToObject(to, "saved", result->saved);

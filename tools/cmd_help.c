@@ -4,6 +4,7 @@
  * Not responsible for: the flags' own lines (config.c).
  */
 #include "tools/cmd.h"
+#include "tools/json_text.h"
 
 #include "engine/receipt.h"
 #include "engine/record.h"
@@ -114,11 +115,7 @@ static const struct cmd_entry entries[] = {
      1, 0, cmd_help},
 };
 
-const struct cmd_entry *cmd_at(uint32_t index) {
-    return index < sizeof entries / sizeof entries[0] ? &entries[index] : NULL;
-}
-
-void cmd_print_help(const struct cmd_entry *entry) {
+static void print_help(const struct cmd_entry *entry) {
     printf("usage: coldplane %s%s%s [flags]\n%s.\n", entry->name,
            entry->arguments[0] != 0 ? " " : "", entry->arguments, entry->summary);
     if (entry->help[0] != 0)
@@ -129,7 +126,7 @@ void cmd_print_help(const struct cmd_entry *entry) {
         printf("\nExamples:\n%s", entry->examples);
 }
 
-void cmd_print_overview(void) {
+static void print_overview(void) {
     printf("coldplane keeps long chat sessions, puts them to sleep on disk and wakes them with "
            "proof.\n\nusage: coldplane COMMAND [arguments] [flags]\n\n");
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
@@ -145,7 +142,7 @@ void cmd_print_overview(void) {
 enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag) {
     (void)diag;
     if (cmd->result != NULL) {
-        cJSON_AddStringToObject(cmd->result, "version", VERSION);
+        json_text(cmd->result, "version", VERSION);
         cJSON_AddNumberToObject(cmd->result, "store_format", STORE_FORMAT_VERSION);
         cJSON_AddNumberToObject(cmd->result, "record_format", RECORD_VERSION);
         cJSON_AddNumberToObject(cmd->result, "image_format", IMAGE_VERSION);
@@ -157,28 +154,51 @@ enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag) {
     return KV_OK;
 }
 
-enum kv_err cmd_help(struct cmd *cmd, struct kv_diag *diag) {
-    const char *name = cmd_word(cmd, 0);
-    if (cmd->result != NULL) {
-        cJSON *list = cJSON_AddArrayToObject(cmd->result, "commands");
-        for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-            cJSON *entry = cJSON_CreateObject();
-            cJSON_AddStringToObject(entry, "name", entries[i].name);
-            cJSON_AddStringToObject(entry, "arguments", entries[i].arguments);
-            cJSON_AddStringToObject(entry, "summary", entries[i].summary);
-            cJSON_AddItemToArray(list, entry);
-        }
-        return KV_OK;
-    }
-    if (name == NULL) {
-        cmd_print_overview();
-        return KV_OK;
-    }
-    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
+enum kv_err cmd_lookup(const char *name, const struct cmd_entry **entry_out, struct kv_diag *diag) {
+    char names[400] = "";
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         if (strcmp(entries[i].name, name) == 0) {
-            cmd_print_help(&entries[i]);
+            *entry_out = &entries[i];
             return KV_OK;
         }
-    return kv_diag_set(diag, KV_ERR_INVALID, "%.60s: no such command; `coldplane help` lists them",
-                       name);
+        int wrote =
+            snprintf(names + at, sizeof names - at, "%s%s", i > 0 ? ", " : "", entries[i].name);
+        at += wrote > 0 && at + (size_t)wrote < sizeof names ? (size_t)wrote : 0;
+    }
+    return kv_diag_set(diag, KV_ERR_INVALID,
+                       "%.60s: no such command; `coldplane help` lists them: %s", name, names);
+}
+
+static void add_help(cJSON *list, const struct cmd_entry *entry) {
+    cJSON *item = cJSON_CreateObject();
+    json_text(item, "name", entry->name);
+    json_text(item, "arguments", entry->arguments);
+    json_text(item, "summary", entry->summary);
+    json_text(item, "help", entry->help);
+    json_text(item, "examples", entry->examples);
+    cJSON_AddItemToArray(list, item);
+}
+
+void cmd_give_help(struct cmd *cmd, const struct cmd_entry *entry) {
+    if (cmd->result == NULL) {
+        if (entry != NULL)
+            print_help(entry);
+        else
+            print_overview();
+        return;
+    }
+    cJSON *list = cJSON_AddArrayToObject(cmd->result, "commands");
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
+        if (entry == NULL || entry == &entries[i])
+            add_help(list, &entries[i]);
+}
+
+enum kv_err cmd_help(struct cmd *cmd, struct kv_diag *diag) {
+    const struct cmd_entry *entry = NULL;
+    const char *name = cmd_word(cmd, 0);
+    enum kv_err err = name != NULL ? cmd_lookup(name, &entry, diag) : KV_OK;
+    if (err == KV_OK)
+        cmd_give_help(cmd, entry);
+    return err;
 }

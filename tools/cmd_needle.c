@@ -4,6 +4,7 @@
  * Not responsible for: asking and scoring (engine/needle.c).
  */
 #include "tools/cmd.h"
+#include "tools/json_text.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
 #include "tools/turn.h"
@@ -18,7 +19,7 @@
 static void tell_needle(cJSON *list, const struct image_needle *needle) {
     if (list != NULL) {
         cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "key", needle->key);
+        json_text(item, "key", needle->key);
         cJSON_AddBoolToObject(item, "kept", needle->kept);
         cJSON_AddBoolToObject(item, "passed", needle->passed);
         cJSON_AddNumberToObject(item, "logp", (double)needle->logp);
@@ -126,6 +127,11 @@ static enum kv_err plant(struct cmd *cmd, struct kv_diag *diag) {
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "needle plant: --key and --value are needed, such as --key 'green "
                            "lamp' --value 4817");
+    if (!text_is_plain(cmd->config->key) || !text_is_plain(cmd->config->value))
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "needle plant: --%s is not one line of UTF-8 text without control "
+                           "characters; take plain words",
+                           text_is_plain(cmd->config->key) ? "value" : "key");
     enum kv_err err = cmd_open_service(cmd, 0, &service, diag);
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);

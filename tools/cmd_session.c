@@ -4,6 +4,7 @@
  * Not responsible for: talking (cmd_chat.c), needles (cmd_needle.c), the store (cmd_store.c).
  */
 #include "tools/cmd.h"
+#include "tools/json_text.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
 
@@ -22,12 +23,12 @@ struct listing {
 static void add_hex(cJSON *to, const char *name, uint64_t id) {
     char text[17];
     snprintf(text, sizeof text, "%016" PRIx64, id);
-    cJSON_AddStringToObject(to, name, text);
+    json_text(to, name, text);
 }
 
 static cJSON *entry_json(const struct snapshot_entry *entry) {
     cJSON *item = cJSON_CreateObject();
-    cJSON_AddStringToObject(item, "name", entry->head.name);
+    json_text(item, "name", entry->head.name);
     add_hex(item, "snapshot", entry->snapshot);
     add_hex(item, "lineage", entry->head.lineage);
     cJSON_AddNumberToObject(item, "tokens", (double)entry->head.n);
@@ -104,19 +105,19 @@ static void count_tiers(const struct image *image, uint32_t tiers_out[16]) {
 static void show_json(const struct image *image, cJSON *to) {
     char digest[KV_DIGEST_HEX_BYTES];
     uint32_t tiers[16];
-    cJSON_AddStringToObject(to, "architecture", image->model.architecture);
+    json_text(to, "architecture", image->model.architecture);
     kv_digest_hex(&image->model.tensors, digest);
-    cJSON_AddStringToObject(to, "model", digest);
+    json_text(to, "model", digest);
     kv_digest_hex(&image->model.numerics, digest);
-    cJSON_AddStringToObject(to, "numerics", digest);
+    json_text(to, "numerics", digest);
     cJSON *sampler = cJSON_AddObjectToObject(to, "sampler");
     cJSON_AddNumberToObject(sampler, "temperature", (double)image->sampler.temperature);
     cJSON_AddNumberToObject(sampler, "top_p", (double)image->sampler.top_p);
     cJSON_AddNumberToObject(sampler, "top_k", image->sampler.top_k);
-    cJSON_AddNumberToObject(sampler, "seed", (double)image->sampler.seed);
+    json_text_u64(sampler, "seed", image->sampler.seed);
     if (image->policy_count > 0) {
         const struct image_policy *policy = policy_of(image);
-        cJSON_AddStringToObject(to, "recipe", policy->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16");
+        json_text(to, "recipe", policy->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16");
         cJSON *ages = cJSON_AddArrayToObject(to, "ages");
         for (uint32_t i = 0; i < policy->age_count; i++)
             cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
@@ -129,7 +130,7 @@ static void show_json(const struct image *image, cJSON *to) {
     cJSON *turns = cJSON_AddArrayToObject(to, "turns");
     for (uint32_t i = 0; i < image->role_count; i++) {
         cJSON *turn = cJSON_CreateObject();
-        cJSON_AddStringToObject(turn, "role", role_name(image->roles[i].role));
+        json_text(turn, "role", role_name(image->roles[i].role));
         cJSON_AddNumberToObject(turn, "first", (double)image->roles[i].first);
         cJSON_AddNumberToObject(turn, "end", (double)image->roles[i].end);
         cJSON_AddItemToArray(turns, turn);

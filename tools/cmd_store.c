@@ -4,6 +4,7 @@
  * Not responsible for: repairing anything.
  */
 #include "tools/cmd.h"
+#include "tools/json_text.h"
 #include "tools/progress.h"
 #include "tools/text.h"
 
@@ -42,9 +43,9 @@ static void tell_check(cJSON *list, const char *name, enum kv_err err,
     char size[TEXT_SHORT_BYTES];
     if (list != NULL) {
         cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "name", name);
-        cJSON_AddStringToObject(item, "result", kv_err_name(err));
-        cJSON_AddStringToObject(item, "reason", err == KV_OK ? "" : diag->text);
+        json_text(item, "name", name);
+        json_text(item, "result", kv_err_name(err));
+        json_text(item, "reason", err == KV_OK ? "" : diag->text);
         cJSON_AddNumberToObject(item, "extents", check->extents);
         cJSON_AddNumberToObject(item, "blocks", check->blocks);
         cJSON_AddNumberToObject(item, "pages", check->pages);
@@ -170,10 +171,10 @@ static void written_text(const struct store_stats *stats) {
 }
 
 static void stats_json(const struct store_stats *stats, cJSON *to) {
-    cJSON_AddStringToObject(to, "door", stats->door_name);
+    json_text(to, "door", stats->door_name);
     cJSON_AddBoolToObject(to, "direct", stats->direct);
-    cJSON_AddStringToObject(to, "fallback", stats->fallback);
-    cJSON_AddStringToObject(to, "opened", stats->opened);
+    json_text(to, "fallback", stats->fallback);
+    json_text(to, "opened", stats->opened);
     cJSON_AddNumberToObject(to, "records", (double)stats->records);
     cJSON_AddNumberToObject(to, "live_bytes", (double)stats->live_bytes);
     cJSON_AddNumberToObject(to, "garbage_bytes", (double)stats->garbage_bytes);
@@ -216,7 +217,7 @@ enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
         return err;
     store_stats_get(store, &stats);
     if (cmd->result != NULL) {
-        cJSON_AddStringToObject(cmd->result, "store", cmd->config->store);
+        json_text(cmd->result, "store", cmd->config->store);
         stats_json(&stats, cmd->result);
     } else {
         stats_text(cmd->config, &stats);

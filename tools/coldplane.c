@@ -5,6 +5,7 @@
  * Not responsible for: the commands (cmd_*.c).
  */
 #include "tools/cmd.h"
+#include "tools/json_text.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -16,18 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static enum kv_err find_command(const struct config *config, const struct cmd_entry **entry_out,
-                                struct kv_diag *diag) {
-    const char *name = config->words[0];
-    for (uint32_t i = 0; cmd_at(i) != NULL; i++)
-        if (strcmp(cmd_at(i)->name, name) == 0) {
-            *entry_out = cmd_at(i);
-            return KV_OK;
-        }
-    return kv_diag_set(diag, KV_ERR_INVALID, "%.60s: no such command; `coldplane help` lists them",
-                       name);
-}
-
 static enum kv_err check_words(const struct config *config, const struct cmd_entry *entry,
                                struct kv_diag *diag) {
     uint32_t words = config->word_count - 1;
@@ -38,40 +27,37 @@ static enum kv_err check_words(const struct config *config, const struct cmd_ent
                        entry->name, entry->arguments);
 }
 
-static enum kv_err dispatch(struct cmd *cmd, int *done_out, struct kv_diag *diag) {
+static enum kv_err dispatch(struct cmd *cmd, struct kv_diag *diag) {
     const struct config *config = cmd->config;
     const struct cmd_entry *entry = NULL;
-    *done_out = 0;
     if (config->show) {
-        config_show(config, stdout);
+        if (cmd->result != NULL)
+            config_show_json(config, cmd->result);
+        else
+            config_show(config, stdout);
         return KV_OK;
     }
     if (config->version)
         return cmd_version(cmd, diag);
-    if (config->word_count == 0) {
-        if (!config->help)
-            return kv_diag_set(diag, KV_ERR_INVALID, "which command? `coldplane help` lists them");
-        cmd_print_overview();
-        return KV_OK;
-    }
-    enum kv_err err = find_command(config, &entry, diag);
+    if (config->word_count == 0 && !config->help)
+        return kv_diag_set(diag, KV_ERR_INVALID, "which command? `coldplane help` lists them");
+    enum kv_err err = config->word_count > 0 ? cmd_lookup(config->words[0], &entry, diag) : KV_OK;
     if (err == KV_OK && config->help) {
-        cmd_print_help(entry);
+        cmd_give_help(cmd, entry);
         return KV_OK;
     }
     if (err == KV_OK)
         err = check_words(config, entry, diag);
     if (err == KV_OK)
         err = config_check_flags(config, entry->groups, entry->name, diag);
-    *done_out = err == KV_OK;
     return err == KV_OK ? entry->run(cmd, diag) : err;
 }
 
 static void print_result(struct cmd *cmd, enum kv_err err, const struct kv_diag *diag) {
     if (err != KV_OK) {
         cJSON *error = cJSON_AddObjectToObject(cmd->result, "error");
-        cJSON_AddStringToObject(error, "code", kv_err_name(err));
-        cJSON_AddStringToObject(error, "text", diag->text);
+        json_text(error, "code", kv_err_name(err));
+        json_text(error, "text", diag->text);
     }
     char *text = cJSON_Print(cmd->result);
     if (text != NULL)
@@ -101,7 +87,6 @@ int main(int argc, char **argv) {
     struct config config;
     struct kv_diag diag = {""};
     struct cmd cmd = {.config = &config, .alloc = kv_alloc_system(), .clock = kv_clock_system()};
-    int ran = 0;
     hold_standard_descriptors();
     setlocale(LC_CTYPE, "C.UTF-8");
     enum kv_err err = config_load(argc, argv, &config, &diag);
@@ -110,8 +95,8 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     cmd.signals = -1;
     if (err == KV_OK)
-        err = dispatch(&cmd, &ran, &diag);
-    if (cmd.result != NULL && (ran || config.version || err != KV_OK))
+        err = dispatch(&cmd, &diag);
+    if (cmd.result != NULL)
         print_result(&cmd, err, &diag);
     err = flush_output(err, &diag);
     if (err != KV_OK) {

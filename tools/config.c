@@ -7,7 +7,9 @@
 
 #include "store/base/bytes.h"
 #include "store/store.h"
+#include "tools/json_text.h"
 
+#include <cjson/cJSON.h>
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -427,16 +429,24 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     return KV_OK;
 }
 
-static int asked_for(int argc, char **argv, const char *flag) {
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
-        if (strcmp(argv[i], flag) == 0)
+/* --json decides how an error is told, so it is looked for before anything can fail. A word that is
+ * another flag's value is not a flag. */
+static int asked_for_json(int argc, char **argv) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        const char *name = argv[i] + (argv[i][0] == '-' && argv[i][1] == '-' ? 2 : 1);
+        if (strcmp(argv[i], "--json") == 0)
             return 1;
+        if (argv[i][0] != '-' || argv[i][1] == 0)
+            continue;
+        const struct setting *setting = find_setting(name, strlen(name));
+        i += setting != NULL && setting->kind != KIND_SWITCH;
+    }
     return 0;
 }
 
 enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag) {
     memset(config_out, 0, sizeof *config_out);
-    config_out->json = asked_for(argc, argv, "--json");
+    config_out->json = asked_for_json(argc, argv);
     enum kv_err err = set_defaults(config_out, diag);
     if (err == KV_OK)
         err = read_file(config_out, diag);
@@ -474,18 +484,30 @@ static void show_ages(const struct image_policy *policy, FILE *out) {
         fprintf(out, "%s%" PRIu64, i > 0 ? "," : "", policy->ages[i]);
 }
 
+/* Of settings whose value is a text; else NULL. */
+static const char *text_of(const struct config *config, const struct setting *setting) {
+    static const char *const simds[] = {"auto", "c", "avx2"};
+    const void *field = (const char *)config + setting->off;
+    switch (setting->kind) {
+    case KIND_TEXT:
+        return *(const char *const *)field;
+    case KIND_PATH:
+        return field;
+    case KIND_SIMD:
+        return simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO];
+    case KIND_RECIPE:
+        return ((const struct image_policy *)field)->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16";
+    default:
+        return NULL;
+    }
+}
+
 static void show_value(const struct config *config, const struct setting *setting, FILE *out) {
     const void *field = (const char *)config + setting->off;
-    static const char *const simds[] = {"auto", "c", "avx2"};
+    const char *text = text_of(config, setting);
     switch (setting->kind) {
     case KIND_SWITCH:
         fprintf(out, "%s", *(const int *)field ? "yes" : "no");
-        break;
-    case KIND_TEXT:
-        fprintf(out, "%s", *(const char *const *)field != NULL ? *(const char *const *)field : "");
-        break;
-    case KIND_PATH:
-        fprintf(out, "%s", (const char *)field);
         break;
     case KIND_BYTES:
     case KIND_U64:
@@ -497,17 +519,61 @@ static void show_value(const struct config *config, const struct setting *settin
     case KIND_F32:
         fprintf(out, "%g", (double)*(const float *)field);
         break;
-    case KIND_SIMD:
-        fprintf(out, "%s", simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO]);
-        break;
-    case KIND_RECIPE:
-        fprintf(out, "%s",
-                ((const struct image_policy *)field)->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16");
-        break;
     case KIND_AGES:
         show_ages(field, out);
         break;
+    default:
+        fprintf(out, "%s", text != NULL ? text : "");
     }
+}
+
+static int is_unset(const struct config *config, const struct setting *setting) {
+    const void *field = (const char *)config + setting->off;
+    return (setting->kind == KIND_TEXT && *(const char *const *)field == NULL) ||
+           (setting->kind == KIND_BYTES && *(const uint64_t *)field == UINT64_MAX);
+}
+
+static void show_ages_json(const struct image_policy *policy, cJSON *ages) {
+    for (uint32_t i = 0; i < policy->age_count; i++)
+        cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
+}
+
+static void show_value_json(const struct config *config, const struct setting *setting, cJSON *to) {
+    const void *field = (const char *)config + setting->off;
+    char digits[32];
+    if (is_unset(config, setting)) {
+        cJSON_AddNullToObject(to, setting->name);
+        return;
+    }
+    switch (setting->kind) {
+    case KIND_SWITCH:
+        cJSON_AddBoolToObject(to, setting->name, *(const int *)field);
+        break;
+    case KIND_BYTES:
+    case KIND_U64:
+        json_text_u64(to, setting->name, *(const uint64_t *)field);
+        break;
+    case KIND_U32:
+        json_text_u64(to, setting->name, *(const uint32_t *)field);
+        break;
+    case KIND_F32:
+        snprintf(digits, sizeof digits, "%g", (double)*(const float *)field);
+        cJSON_AddRawToObject(to, setting->name, digits);
+        break;
+    case KIND_AGES:
+        show_ages_json(field, cJSON_AddArrayToObject(to, setting->name));
+        break;
+    default:
+        json_text(to, setting->name, text_of(config, setting));
+    }
+}
+
+void config_show_json(const struct config *config, cJSON *to) {
+    json_text(to, "home", config->home);
+    cJSON *values = cJSON_AddObjectToObject(to, "settings");
+    for (size_t i = 0; i < SETTING_COUNT; i++)
+        if (settings[i].in_file)
+            show_value_json(config, &settings[i], values);
 }
 
 void config_show(const struct config *config, FILE *out) {
@@ -515,12 +581,9 @@ void config_show(const struct config *config, FILE *out) {
             config->home);
     for (size_t i = 0; i < SETTING_COUNT; i++) {
         const struct setting *setting = &settings[i];
-        int unset = (setting->kind == KIND_TEXT && config->system == NULL) ||
-                    (setting->kind == KIND_BYTES &&
-                     *(const uint64_t *)((const char *)config + setting->off) == UINT64_MAX);
         if (!setting->in_file)
             continue;
-        fprintf(out, "%s%s = ", unset ? "# " : "", setting->name);
+        fprintf(out, "%s%s = ", is_unset(config, setting) ? "# " : "", setting->name);
         show_value(config, setting, out);
         fprintf(out, "\n");
     }

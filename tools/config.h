@@ -19,6 +19,8 @@
 
 #include <stdio.h>
 
+struct cJSON;
+
 enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORDS_MAX = 8, CONFIG_FILE_BYTES_MAX = 65536 };
 
 /* Which flags a command takes. */
@@ -70,6 +72,8 @@ enum kv_err config_check_flags(const struct config *config, unsigned groups, con
 int config_given(const struct config *config, const char *flag);
 /* All settings in the file's own form: what is printed can be saved as the file. */
 void config_show(const struct config *config, FILE *out);
+/* Adds "home" and the object "settings": numbers as digits, null where there is none. */
+void config_show_json(const struct config *config, struct cJSON *to);
 /* The flags of `groups` with their meaning, one line each. */
 void config_help(unsigned groups, FILE *out);
 

@@ -5,6 +5,7 @@
  */
 #include "tools/receipt_print.h"
 
+#include "tools/json_text.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -14,13 +15,13 @@
 static void add_id(cJSON *to, const char *name, uint64_t id) {
     char text[17];
     snprintf(text, sizeof text, "%016" PRIx64, id);
-    cJSON_AddStringToObject(to, name, text);
+    json_text(to, name, text);
 }
 
 static void add_digest(cJSON *to, const char *name, const struct kv_digest *digest) {
     char text[KV_DIGEST_HEX_BYTES];
     kv_digest_hex(digest, text);
-    cJSON_AddStringToObject(to, name, text);
+    json_text(to, name, text);
 }
 
 static void add_number(cJSON *to, const char *name, uint64_t number) {
@@ -40,8 +41,8 @@ static const char *recipe_name(enum image_recipe recipe) {
 
 static void add_policy(cJSON *to, const struct image_policy *policy) {
     cJSON *ages = NULL;
-    cJSON_AddStringToObject(to, "recipe", recipe_name(policy->recipe));
-    cJSON_AddStringToObject(to, "policy", "age");
+    json_text(to, "recipe", recipe_name(policy->recipe));
+    json_text(to, "policy", "age");
     ages = cJSON_AddArrayToObject(to, "ages");
     for (uint32_t i = 0; i < policy->age_count && i < IMAGE_AGES_MAX; i++)
         cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
@@ -67,7 +68,7 @@ static void add_proof(cJSON *to, const struct receipt *receipt) {
     cJSON *needles = NULL;
     add_number(to, "digests_checked", receipt->digests_checked);
     add_number(to, "digests_failed", receipt->digests_failed);
-    cJSON_AddStringToObject(to, "fingerprint", receipt_proof_name(receipt->fingerprint));
+    json_text(to, "fingerprint", receipt_proof_name(receipt->fingerprint));
     cJSON_AddNumberToObject(to, "fingerprint_max_diff", (double)receipt->fingerprint_max_diff);
     needles = cJSON_AddObjectToObject(to, "needles");
     add_number(needles, "recorded", receipt->needles_recorded);
@@ -82,9 +83,8 @@ static void add_times(cJSON *to, const struct receipt *receipt) {
         if (receipt->stage_ns[i] != 0)
             add_number(stages, receipt_stage_name((enum receipt_stage)i), receipt->stage_ns[i]);
     add_number(to, "wall_ns", receipt->wall_ns);
-    cJSON_AddStringToObject(to, "bound_by",
-                            receipt->wall_ns != 0 ? receipt_stage_name(receipt->bound_by) : "");
-    cJSON_AddStringToObject(to, "door", receipt->door);
+    json_text(to, "bound_by", receipt->wall_ns != 0 ? receipt_stage_name(receipt->bound_by) : "");
+    json_text(to, "door", receipt->door);
     cJSON_AddBoolToObject(to, "direct", receipt->direct);
     add_number(to, "in_flight_most", receipt->in_flight_most);
 }
@@ -93,17 +93,17 @@ cJSON *receipt_print_json(const struct receipt *receipt) {
     cJSON *to = cJSON_CreateObject();
     if (to == NULL)
         return NULL;
-    cJSON_AddStringToObject(to, "schema", "coldplane-receipt");
+    json_text(to, "schema", "coldplane-receipt");
     add_number(to, "version", RECEIPT_VERSION);
-    cJSON_AddStringToObject(to, "operation", receipt_operation_name(receipt->operation));
-    cJSON_AddStringToObject(to, "result", kv_err_name(receipt->err));
-    cJSON_AddStringToObject(to, "reason", receipt->reason);
-    cJSON_AddStringToObject(to, "name", receipt->name);
+    json_text(to, "operation", receipt_operation_name(receipt->operation));
+    json_text(to, "result", kv_err_name(receipt->err));
+    json_text(to, "reason", receipt->reason);
+    json_text(to, "name", receipt->name);
     add_id(to, "snapshot", receipt->snapshot);
     add_id(to, "parent", receipt->parent);
     add_id(to, "lineage", receipt->lineage);
     add_digest(to, "root", &receipt->root);
-    cJSON_AddStringToObject(to, "architecture", receipt->architecture);
+    json_text(to, "architecture", receipt->architecture);
     add_digest(to, "model", &receipt->model);
     add_digest(to, "numerics", &receipt->numerics);
     add_policy(to, &receipt->policy);

@@ -21,7 +21,8 @@ static int is_unwanted(uint32_t c) {
            (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-/* Length of the character at `at`; 0 when the bytes there are not UTF-8. */
+/* Length of the character at `at`; 0 when the bytes there are not UTF-8: overlong forms,
+ * surrogates and values beyond U+10FFFF are not. */
 static size_t character(const uint8_t *at, size_t left, uint32_t *c_out) {
     size_t length = at[0] < 0x80 ? 1 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : 4;
     uint32_t c = length == 1 ? at[0] : at[0] & (0x7fU >> length);
@@ -32,6 +33,9 @@ static size_t character(const uint8_t *at, size_t left, uint32_t *c_out) {
             return 0;
         c = c << 6 | (at[i] & 0x3f);
     }
+    if ((length == 3 && c < 0x800) || (length == 4 && c < 0x10000) || c > 0x10ffff ||
+        (c >= 0xd800 && c < 0xe000))
+        return 0;
     *c_out = c;
     return length;
 }
@@ -47,6 +51,34 @@ void text_print_clean(FILE *out, const char *text, size_t bytes) {
             fwrite(text + at, 1, length, out);
         at += length == 0 ? 1 : length;
     }
+}
+
+size_t text_valid(const char *text, size_t bytes, char *out) {
+    size_t at = 0, wrote = 0;
+    while (at < bytes) {
+        uint32_t c = 0;
+        size_t length = character((const uint8_t *)text + at, bytes - at, &c);
+        if (length == 0)
+            memcpy(out + wrote, "\xef\xbf\xbd", 3);
+        else
+            memcpy(out + wrote, text + at, length);
+        wrote += length == 0 ? 3 : length;
+        at += length == 0 ? 1 : length;
+    }
+    out[wrote] = 0;
+    return wrote;
+}
+
+int text_is_plain(const char *text) {
+    size_t bytes = strlen(text), at = 0;
+    while (at < bytes) {
+        uint32_t c = 0;
+        size_t length = character((const uint8_t *)text + at, bytes - at, &c);
+        if (length == 0 || c == '\n' || c == '\t' || is_unwanted(c))
+            return 0;
+        at += length;
+    }
+    return 1;
 }
 
 const char *text_size(uint64_t bytes, char out[TEXT_SHORT_BYTES]) {

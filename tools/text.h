@@ -1,8 +1,8 @@
 /* tools/text.h - text for people: clean, short, with units.
  *
  * Responsible for: taking control characters out of text that came from a model or a file before it
- * reaches a terminal, sizes and durations with units, reading a whole stream.
- * Not responsible for: JSON (cJSON escapes for itself).
+ * reaches a terminal, text as valid UTF-8, sizes and durations with units, reading a whole stream.
+ * Not responsible for: JSON (json_text.h; cJSON escapes for itself).
  *
  * Threads: pure but for text_read_all.
  * Units: bytes, nanoseconds.
@@ -16,11 +16,17 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { TEXT_SHORT_BYTES = 32, TEXT_STREAM_BYTES_MAX = 64 << 20 };
+enum { TEXT_SHORT_BYTES = 32, TEXT_STREAM_BYTES_MAX = 64 << 20, TEXT_VALID_GROWTH = 3 };
 
 /* Writes `text` without control characters other than line feed and tab, and without
  * the marks that turn the direction of writing. */
 void text_print_clean(FILE *out, const char *text, size_t bytes);
+
+/* Writes `text` with U+FFFD for each byte that is no part of a UTF-8 character, and a 0 behind it.
+ * `out` has room for TEXT_VALID_GROWTH * bytes + 1. Returns the bytes without the 0. */
+size_t text_valid(const char *text, size_t bytes, char *out);
+/* 1 when `text` is UTF-8 without control characters and marks that turn the direction. */
+int text_is_plain(const char *text);
 
 /* "12.3 MiB", "1.5 s", "340 ms", "85 µs". Both return `out`. */
 const char *text_size(uint64_t bytes, char out[TEXT_SHORT_BYTES]);
