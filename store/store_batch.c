@@ -9,6 +9,7 @@
 #include "store/store_written.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <string.h>
 
 /* What an index commit may add beside twice the entries: LMDB copies the pages on the way to a leaf
@@ -501,6 +502,25 @@ static void publish(struct store *store, const struct fmt_state *old, const stru
     pthread_mutex_unlock(&store->lock);
 }
 
+/* Files that have lost their names take writes and syncs all the same; what is in them is gone when
+ * this process ends. A directory that was only moved still has them. */
+static enum kv_err check_names(struct store *store, struct kv_diag *diag) {
+#ifndef BREAK_REMOVED_STORE
+    const struct io_door *door = store->options.door;
+    struct io_file_info info;
+    char name[SEGMENT_NAME_BYTES];
+    if (door->info_at(door->context, store->dir, "FORMAT", &info) == ENOENT)
+        return kv_diag_set(diag, KV_ERR_IO,
+                           "the store was removed while it was open: nothing can be saved there");
+    segment_name(segment_tail(store->writer).segment, name);
+    if (door->info_at(door->context, store->seg_dir, name, &info) == ENOENT)
+        return kv_diag_set(diag, KV_ERR_IO,
+                           "seg/%s was removed while it was open: nothing can be saved there",
+                           name);
+#endif
+    return KV_OK;
+}
+
 static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
     struct store *store = batch->store;
     struct fmt_state old = store->state; /* only this thread changes it */
@@ -513,6 +533,7 @@ static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
     now = old;
 #endif
     KV_TRY(segment_sync(store->writer, diag));
+    KV_TRY(check_names(store, diag));
     uint64_t begin_ns = kv_clock_now_ns(store->options.clock);
     uint64_t commits = index_commits(store->index);
     err = recover_apply(store->index, &head, batch->record, &now, diag);

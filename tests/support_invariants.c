@@ -155,12 +155,8 @@ static int by_place(const void *a, const void *b) {
 }
 
 static void check_space(struct seen *seen) {
-    static const char own_key[] = "\0store/gone"; /* counted, but no walk shows it */
     struct store_stats stats;
-    int own = 0;
     store_stats_get(seen->store, &stats);
-    if (store_exists(seen->store, own_key, sizeof own_key - 1, &own, NULL) == KV_OK)
-        seen->records += own != 0;
     qsort(seen->places, seen->place_count, sizeof seen->places[0], by_place);
     for (uint32_t i = 1; i < seen->place_count; i++)
         if (seen->places[i].segment == seen->places[i - 1].segment &&

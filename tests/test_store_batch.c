@@ -326,6 +326,25 @@ static void full_tmpfs(void **state) {
     assert_int_equal(umount(mount_dir), 0);
 }
 
+/* Writes to files without a name succeed, and nobody would ever find them. */
+static void removed_store_acknowledges_nothing(void **state) {
+    (void)state;
+    for (int whole = 0; whole < 2; whole++) {
+        char dir[TESTING_PATH_BYTES];
+        char command[TESTING_PATH_BYTES + 64];
+        struct kv_diag diag = {""};
+        testing_temp_dir(dir);
+        struct store_options options = support_store_options(dir);
+        struct store *store = support_store_open(&options);
+        assert_int_equal(support_store_commit(store, 0, 4, 1, NULL), KV_OK);
+        snprintf(command, sizeof command, whole ? "rm -r '%s'" : "rm '%s'/seg/*", dir);
+        assert_int_equal(system(command), 0);
+        assert_int_equal(support_store_commit(store, 4, 8, 1, &diag), KV_ERR_IO);
+        assert_non_null(strstr(diag.text, "removed"));
+        store_close(store);
+    }
+}
+
 static void allocation_failures(void **state) {
     (void)state;
     uint64_t k = 1;
@@ -373,7 +392,8 @@ static void allocation_failures(void **state) {
     assert_true(k >= 4);
 }
 
-TESTING_MAIN(cmocka_unit_test(no_space_anywhere),
+TESTING_MAIN(cmocka_unit_test(removed_store_acknowledges_nothing),
+             cmocka_unit_test(no_space_anywhere),
              cmocka_unit_test(failed_index_commit_stays_failed),
              cmocka_unit_test(failed_sync_refuses_until_reopened),
              cmocka_unit_test(torn_write_fails_the_batch),
