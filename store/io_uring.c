@@ -18,6 +18,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Marks a ring entry that could not be submitted and was taken back. */
+#define NOBODY UINT64_MAX
+
 struct flight {
     int used;
     uint64_t done_bytes;
@@ -118,7 +121,13 @@ static int launch(struct ring_queue *queue, uint32_t index) {
     do
         result = io_uring_submit(&queue->ring);
     while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
-    return result < 0 ? -result : 0;
+    if (result >= 0)
+        return 0;
+    /* The entry stays on the ring and would go with the next submit, into memory that its caller
+     * no longer lends: it becomes a no-op whose completion nobody waits for. */
+    io_uring_prep_nop(sqe);
+    io_uring_sqe_set_data64(sqe, NOBODY);
+    return -result;
 }
 
 static int queue_submit(void *context, struct io_queue *base, const struct io_request *request) {
@@ -211,7 +220,10 @@ static int queue_wait(void *context, struct io_queue *base, uint64_t timeout_ns,
         while (taken < room && io_uring_peek_cqe(&queue->ring, &cqe) == 0) {
             uint32_t index = (uint32_t)io_uring_cqe_get_data64(cqe);
             int result = cqe->res;
+            int nobody = io_uring_cqe_get_data64(cqe) == NOBODY;
             io_uring_cqe_seen(&queue->ring, cqe);
+            if (nobody)
+                continue;
             assert(index < IO_DEPTH_MAX && queue->flights[index].used);
             taken += (uint32_t)land(queue, index, result, &done[taken]);
         }

@@ -37,6 +37,7 @@ struct reader {
 /* One extent on its way. */
 struct flow {
     int file;
+    int begun;        /* a submit that found the queue full comes back to it */
     int placed;       /* 1: raw and page by page into the pieces */
     uint8_t *packed;  /* of a compressed extent */
     uint64_t asked;   /* bytes given to the queue, counted on the padded extent */
@@ -460,10 +461,13 @@ static int submit_next(struct round *round) {
         return 0;
     struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
-    if (flow->asked == 0 && begin(round, index) != KV_OK) {
+    if (!flow->begun && begin(round, index) != KV_OK) {
         round->next++;
         return 1;
     }
+#ifndef BREAK_BEGIN_TWICE
+    flow->begun = 1;
+#endif
     uint32_t slot = 0;
     while (round->jobs[slot].used)
         slot++;

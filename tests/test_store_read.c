@@ -3,7 +3,7 @@
  * Responsible for: order, depth, placing without a copy, callbacks, every kind of damage being
  * reported and never served, deadlines.
  * Not responsible for: damage to the index (test_rebuild.c).
- * Broken twins: BREAK_DIGEST.
+ * Broken twins: BREAK_BEGIN_TWICE, BREAK_DIGEST.
  */
 #include "store/store_read.h"
 
@@ -327,6 +327,57 @@ static void stalled_read_times_out(void **state) {
     }
 }
 
+/* Says once of every read that the queue is full, as long as something is under way. */
+struct full {
+    unsigned refusals;
+    uint32_t in_flight;
+    int refused; /* the last one was */
+};
+
+static int submit_full(void *context, struct io_queue *queue, const struct io_request *request) {
+    struct full *full = context;
+    const struct io_door *under = io_posix_door();
+    full->refused = !request->write && full->in_flight != 0 && !full->refused;
+    full->refusals += (unsigned)full->refused;
+    if (full->refused)
+        return EAGAIN;
+    int error = under->submit(under->context, queue, request);
+    full->in_flight += error == 0;
+    return error;
+}
+
+static int wait_full(void *context, struct io_queue *queue, uint64_t timeout_ns,
+                     struct io_completion *done, uint32_t room, uint32_t *taken_out) {
+    struct full *full = context;
+    const struct io_door *under = io_posix_door();
+    int error = under->wait(under->context, queue, timeout_ns, done, room, taken_out);
+    full->in_flight -= *taken_out;
+    return error;
+}
+
+static void a_full_queue_begins_nothing_twice(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct testing_alloc alloc;
+    struct io_door door = *io_posix_door();
+    struct full full = {0};
+    door.context = &full;
+    door.submit = submit_full;
+    door.wait = wait_full;
+    testing_temp_dir(dir);
+    testing_alloc_init(&alloc, 0);
+    struct store_options options = support_store_options(dir);
+    options.door = &door;
+    options.alloc = &alloc.alloc;
+    struct store *store = support_store_open(&options);
+    assert_int_equal(support_store_commit(store, 0, 4, 1, NULL), KV_OK);
+    for (unsigned i = 0; i < 4; i++)
+        assert_true(support_store_matches(store, i, 1, 1));
+    assert_true(full.refusals >= 4);
+    store_close(store);
+    assert_int_equal(alloc.live_count, 0);
+}
+
 /* More segments than are held open at once. */
 static void many_segments(void **state) {
     (void)state;
@@ -397,7 +448,8 @@ static void allocation_failures(void **state) {
     assert_true(k > 8);
 }
 
-TESTING_MAIN(cmocka_unit_test(deep_queue_without_copies), cmocka_unit_test(pieces_must_fit),
+TESTING_MAIN(cmocka_unit_test(deep_queue_without_copies),
+             cmocka_unit_test(a_full_queue_begins_nothing_twice), cmocka_unit_test(pieces_must_fit),
              cmocka_unit_test(damage_is_named), cmocka_unit_test(no_flip_is_served),
              cmocka_unit_test(truncated_segment), cmocka_unit_test(missing_segment),
              cmocka_unit_test(io_error_is_not_corruption), cmocka_unit_test(stalled_read_times_out),
