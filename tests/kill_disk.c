@@ -46,7 +46,8 @@ static void say(uint64_t seed) {
         fail_msg("the chat stops: %s", diag.text);
 }
 
-/* A save that must work, if need be by a fresh handle: then sessions begin where they were saved. */
+/* A save that must work, if need be by a fresh handle: sessions then begin where they were saved.
+ */
 static void save_works(uint32_t session) {
     struct kv_diag diag = {""};
     struct store_stats stats;

@@ -3,7 +3,7 @@
  * Responsible for: a failed batch leaves the store as it was, usable where it can be, refusing
  * where it cannot; readers go on while a writer hangs.
  * Not responsible for: crashes (test_recover.c).
- * Broken twins: BREAK_BUDGET, BREAK_LOOSE_ROLLBACK, BREAK_REMOVAL_ROOM.
+ * Broken twins: BREAK_BUDGET, BREAK_LOOSE_ROLLBACK, BREAK_REMOVAL_ROOM, BREAK_REMOVED_STORE.
  */
 #include "store/store_batch.h"
 
