@@ -184,10 +184,12 @@ $(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) $(WRAP_FLAGS) \
 endef
 
 # A program with the faulty index gets every call to the index sent through it.
+WRAP_CALLS  := pread pwrite fdatasync
 WRAP_RANDOM := -Wl,--wrap=getrandom
 WRAPPED   := open close get next state apply sync
 WRAP       = $(if $(filter %/support_faulty_index.o,$1),$(WRAPPED:%=-Wl,--wrap=index_%)) \
-             $(if $(filter %/support_world.o,$1),$(WRAP_RANDOM))
+             $(if $(filter %/support_world.o,$1),$(WRAP_RANDOM)) \
+             $(if $(filter %/support_faulty_calls.o,$1),$(WRAP_CALLS:%=-Wl,--wrap=%))
 
 define test_rule
 $B/$(1:.c=): WRAP_FLAGS := $(call WRAP,$(call objects_of,$1))

@@ -209,7 +209,10 @@ int io_files_sync(void *context, int file) {
     if (fstat(file, &stat) != 0)
         return errno;
     /* A directory's entries are not "data" to every file system. */
-    int result = S_ISDIR(stat.st_mode) ? fsync(file) : fdatasync(file);
+    int result;
+    do
+        result = S_ISDIR(stat.st_mode) ? fsync(file) : fdatasync(file);
+    while (result != 0 && errno == EINTR);
     return result == 0 ? 0 : errno;
 }
 
