@@ -51,6 +51,7 @@ static void gc_frees_and_says_so(void **state) {
     assert_true(cli_number(cli, "written.saves.device_bytes") > 0);
     assert_true(cli_number(cli, "written.removals.batches") >= 0);
     assert_true(cli_number(cli, "write_amplification") > 0);
+    assert_true(cli_number(cli, "disk_free_bytes") > 0);
     cli_call(cli, "stats", NULL);
     cli_good(cli);
     assert_non_null(strstr(cli->out, "amplification"));

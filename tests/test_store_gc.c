@@ -416,7 +416,54 @@ static void damage_is_left_in_place(void **state) {
     store_close(store);
 }
 
+/* The n-th allocation fails, for every n: an error or nothing, never a wrong record. */
+static void failing_at_every_allocation(void **state) {
+    (void)state;
+    char base[TESTING_PATH_BYTES];
+    unsigned failures = 0;
+    testing_temp_dir(base);
+    make_garbage(base);
+    for (uint64_t n = 1;; n += testing_quick() ? 13 : 4) {
+        char dir[TESTING_PATH_BYTES];
+        char command[TESTING_PATH_BYTES + 16];
+        struct store_gc_options usual = store_gc_options_usual();
+        struct store_gc_report report;
+        struct testing_alloc alloc;
+        struct kv_diag diag = {""};
+        testing_temp_dir(dir);
+        support_store_copy(base, dir);
+        testing_alloc_init(&alloc, 0);
+        struct store_options options = support_store_options(dir);
+        options.alloc = &alloc.alloc;
+        options.door = io_posix_door();
+        struct store *store = support_store_open(&options);
+        alloc.fail_at = alloc.request_count + n;
+        enum kv_err err = store_gc(store, &usual, &report, &diag);
+        int struck = alloc.failed_count != 0;
+        alloc.fail_at = 0;
+        assert_true(err == KV_OK || err == KV_ERR_NOMEM || err == KV_ERR_IO);
+        failures += err != KV_OK;
+        store_close(store);
+        assert_int_equal(alloc.live_count, 0);
+        options.alloc = kv_alloc_system();
+        store = support_store_open(&options);
+        assert_true(all_right(store));
+        run_gc(store);
+        assert_true(all_right(store));
+        store_close(store);
+        snprintf(command, sizeof command, "rm -rf '%s'", dir);
+        assert_int_equal(system(command), 0);
+        if (!struck)
+            break;
+        if (n > 200) /* what follows repeats itself record by record */
+            break;
+    }
+    print_message("%u failed allocations\n", failures);
+    assert_true(failures > 10);
+}
+
 TESTING_MAIN(cmocka_unit_test(frees_what_nobody_uses), cmocka_unit_test(many_rounds),
              cmocka_unit_test(cut_at_every_change), cmocka_unit_test(failing_at_every_change),
-             cmocka_unit_test(full_budget_empties), cmocka_unit_test(rate_and_stop),
-             cmocka_unit_test(holds_keep_segments), cmocka_unit_test(damage_is_left_in_place))
+             cmocka_unit_test(failing_at_every_allocation), cmocka_unit_test(full_budget_empties),
+             cmocka_unit_test(rate_and_stop), cmocka_unit_test(holds_keep_segments),
+             cmocka_unit_test(damage_is_left_in_place))

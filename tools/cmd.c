@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 int cmd_exit_code(enum kv_err err) {
@@ -87,6 +88,27 @@ struct store_options cmd_store_options(const struct cmd *cmd) {
     return options;
 }
 
+int cmd_disk_low(const struct config *config, uint64_t *free_out) {
+    struct statvfs disk;
+    *free_out = UINT64_MAX;
+    if (statvfs(config->store, &disk) != 0)
+        return 0;
+    *free_out = (uint64_t)disk.f_bavail * disk.f_frsize;
+    return *free_out < (uint64_t)1 << 30 && disk.f_bavail < disk.f_blocks / 20;
+}
+
+/* A save that will fail soon is better known now. */
+static void tell_low(const struct cmd *cmd) {
+    uint64_t left = 0;
+    char size[TEXT_SHORT_BYTES];
+    if (cmd->result != NULL || !cmd_disk_low(cmd->config, &left))
+        return;
+    fprintf(stderr, "coldplane: the disk of store ");
+    text_print_clean(stderr, cmd->config->store, strlen(cmd->config->store));
+    fprintf(stderr, " has only %s left: remove sessions, then `coldplane gc`\n",
+            text_size(left, size));
+}
+
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag) {
     struct store_options options = cmd_store_options(cmd);
@@ -146,6 +168,8 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     enum kv_err err = service_open(&settings, service_out, diag);
     if (err == KV_OK)
         tell_opened(cmd, service_store(*service_out));
+    if (err == KV_OK && !read_only)
+        tell_low(cmd);
     return err;
 }
 

@@ -60,6 +60,8 @@ const char *cmd_word(const struct cmd *cmd, uint32_t index);
 /* For reading beside a writer: NOT_FOUND when there is no store. The caller closes it. */
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag);
+/* 1 when the disk of the store has less than 1 GiB and less than 5 % left. */
+int cmd_disk_low(const struct config *config, uint64_t *free_out);
 /* As configured; the caller changes what it wants otherwise, and opens. */
 struct store_options cmd_store_options(const struct cmd *cmd);
 /* The stored session cmd->session_name; NOT_FOUND. */

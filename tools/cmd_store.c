@@ -216,11 +216,18 @@ enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
     if (err != KV_OK)
         return err;
     store_stats_get(store, &stats);
+    uint64_t disk_free = 0;
+    int low = cmd_disk_low(cmd->config, &disk_free);
     if (cmd->result != NULL) {
         json_text(cmd->result, "store", cmd->config->store);
+        cJSON_AddNumberToObject(cmd->result, "disk_free_bytes", (double)disk_free);
+        cJSON_AddBoolToObject(cmd->result, "disk_low", low);
         stats_json(&stats, cmd->result);
     } else {
+        char size[TEXT_SHORT_BYTES];
         stats_text(cmd->config, &stats);
+        printf("  disk          %s free%s\n", text_size(disk_free, size),
+               low ? ": low, remove sessions, then `coldplane gc`" : "");
     }
     store_close(store);
     return KV_OK;
