@@ -261,6 +261,8 @@ sanitize:
 
 bench: setup
 	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/bench%,$(HELPER_SRC)))
+	@for what in store 'restore --build' model kv-quality; do \
+	    $B/coldplane bench $$what || exit 1; done
 	@for program in $(patsubst %.c,$B/%,$(filter tests/bench%,$(HELPER_SRC))); do \
 	    $$program || exit 1; done
 

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { STALL_LIMIT_SECONDS = 60 };
+
 /* What a change had in its place before, until a sync makes it final. */
 struct undo {
     int file; /* duplicate of the descriptor */
@@ -526,8 +528,17 @@ void faulty_io_cut_power(struct faulty_io *faulty) {
 }
 
 void faulty_io_await_stall(struct faulty_io *faulty) {
+    struct timespec limit;
+    int error = 0;
+    clock_gettime(CLOCK_MONOTONIC, &limit);
+    limit.tv_sec += STALL_LIMIT_SECONDS;
     pthread_mutex_lock(&faulty->lock);
-    while (faulty->counts.stalled == 0)
-        pthread_cond_wait(&faulty->changed, &faulty->lock);
+    while (faulty->counts.stalled == 0 && error == 0)
+        error = pthread_cond_timedwait(&faulty->changed, &faulty->lock, &limit);
+    uint64_t stalled = faulty->counts.stalled;
     pthread_mutex_unlock(&faulty->lock);
+    if (stalled == 0) {
+        fprintf(stderr, "no request was held within %d s\n", STALL_LIMIT_SECONDS);
+        abort();
+    }
 }

@@ -71,7 +71,7 @@ void faulty_io_release(struct faulty_io *faulty); /* lets stalled requests go, d
 struct faulty_io_counts faulty_io_counts(struct faulty_io *faulty);
 /* The power fails now, for a plan with power_cut: what was not synced is partly undone. */
 void faulty_io_cut_power(struct faulty_io *faulty);
-/* Waits until at least one request is being held. */
+/* Waits until at least one request is being held; ends the program when none is after a minute. */
 void faulty_io_await_stall(struct faulty_io *faulty);
 
 #endif

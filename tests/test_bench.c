@@ -1,7 +1,7 @@
 /* tests/test_bench.c - the measurements measure: quality falls with the tier, a spoilt page shows.
  *
  * Responsible for: bench_quality and bench_model on the tiny model: order, counts, refusals.
- * Not responsible for: the figures of the real model (bench_engine).
+ * Not responsible for: the figures of the real model (`coldplane bench`).
  */
 #include "engine/bench_model.h"
 #include "engine/bench_quality.h"
