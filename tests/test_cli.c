@@ -234,6 +234,7 @@ static void needles_are_planted_listed_and_checked(void **state) {
     cli_good(cli);
     assert_string_equal(cli_text(cli, "needles.0.key"), "green lamp");
     assert_true(cJSON_IsFalse(cli_member(cli, "needles.0.kept")));
+    assert_string_equal(cli_text(cli, "needles.0.verdict"), "failed");
     assert_true(cli_number(cli, "needles.0.logp") < 0);
     assert_true(cli_number(cli, "receipt.needles.recorded") == 1);
     cli_call(cli, "needle", "ls", "a", "--json", NULL);
@@ -242,6 +243,11 @@ static void needles_are_planted_listed_and_checked(void **state) {
     assert_true(cli_number(cli, "needles.0.spans.0.first") > 900);
     cli_call(cli, "needle", "check", "a", "--key", "green lamp", "--json", NULL);
     cli_good(cli);
+    assert_string_equal(cli_text(cli, "needles.0.verdict"), "failed");
+    cli_call(cli, "snapshot", "a", NULL);
+    cli_good(cli);
+    cli_call(cli, "needle", "ls", "a", NULL);
+    assert_non_null(strstr(cli->out, "green lamp: failed (log-probability "));
     cli_call(cli, "needle", "check", "a", "--key", "red lamp", "--json", NULL);
     cli_refused(cli, 2, "it has: green lamp");
     cli_call(cli, "needle", "plant", "a", "--key", "green lamp", "--value", "1", NULL);

@@ -46,13 +46,19 @@ static const struct cmd_entry entries[] = {
      "  coldplane snapshot travel\n", 1, 1, CONFIG_ENGINE | CONFIG_WRITE, cmd_snapshot},
     {"restore", "NAME", "wake a session, prove it, print the receipt",
      "Reads everything, checks every digest, compares the fingerprint, asks the needles. Writes\n"
-     "nothing. Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
+     "nothing. A needle recorded at this very length must pass again, bit for bit on the same\n"
+     "numerics. One recorded at another length (before later turns) is asked and counted in the\n"
+     "receipt, but refuses nothing: the session that never slept may have stopped answering too.\n"
+     "Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
      "  coldplane restore travel\n  coldplane restore travel --json\n", 1, 1, CONFIG_ENGINE,
      cmd_restore},
     {"needle", "plant|check|ls NAME", "facts that a session must still know",
      "plant: states the fact in a user turn, asks it plain and with a hole where it stands, and\n"
      "       keeps it only if it was answered and could have failed; then saves.\n"
-     "check: asks the needles again (or the one of --key); exit 7 when a kept one fails.\n"
+     "check: asks the needles again (or the one of --key), with and without the hole, and says of\n"
+     "       each: kept (passed, and less likely by 2 nats with the hole), cannot-fail (passed, "
+     "but\n"
+     "       not so much less likely), or failed. Exit 7 when one fails that was kept till now.\n"
      "ls:    the recorded needles; needs no model.",
      "  coldplane needle plant travel --key 'green lamp' --value 4817\n"
      "  coldplane needle check travel\n"

@@ -16,10 +16,28 @@
 #include <inttypes.h>
 #include <string.h>
 
+/* What an asking says of a needle: `kept` is whether it could have failed when it passed. */
+struct verdict {
+    const char *name, *text;
+};
+
+static struct verdict verdict_of(const struct image_needle *needle) {
+    if (needle->asked_n_kv == 0)
+        return (struct verdict){"not-asked", "not asked yet"};
+    if (!needle->passed)
+        return (struct verdict){"failed", "failed"};
+    if (!needle->kept)
+        return (struct verdict){"cannot-fail",
+                                "passed, but it cannot fail: without the fact it is hardly less "
+                                "likely, so it proves nothing"};
+    return (struct verdict){"kept", "passed, kept"};
+}
+
 static void tell_needle(cJSON *list, const struct image_needle *needle) {
     if (list != NULL) {
         cJSON *item = cJSON_CreateObject();
         json_text(item, "key", needle->key);
+        json_text(item, "verdict", verdict_of(needle).name);
         cJSON_AddBoolToObject(item, "kept", needle->kept);
         cJSON_AddBoolToObject(item, "passed", needle->passed);
         cJSON_AddNumberToObject(item, "logp", (double)needle->logp);
@@ -36,8 +54,7 @@ static void tell_needle(cJSON *list, const struct image_needle *needle) {
         return;
     }
     text_print_clean(stdout, needle->key, strlen(needle->key));
-    printf(": %s, %s", needle->passed ? "passed" : "failed",
-           needle->kept ? "kept" : "not kept, since it cannot tell");
+    printf(": %s", verdict_of(needle).text);
     if (needle->asked_n_kv > 0)
         printf(" (log-probability %.2f, without the fact %.2f, asked at token %" PRIu64 ")",
                (double)needle->logp, (double)needle->logp_hole, needle->asked_n_kv);
@@ -166,7 +183,8 @@ static enum kv_err check_one(struct session *session, uint32_t index, cJSON *lis
     now.asked_n_kv = info.n_kv;
     checked->kept += now.kept != 0;
     if (now.kept && !now.passed && checked->failed++ == 0)
-        checked->first_failed = now.key;
+        checked->first_failed = needles[index].key;
+    now.kept = asked.kept;
     tell_needle(list, &now);
     return KV_OK;
 }
