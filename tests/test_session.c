@@ -31,14 +31,39 @@ static uint32_t used(struct engine *engine) {
 
 static void names_are_checked(void **state) {
     char name[IMAGE_NAME_BYTES_MAX + 2];
-    static const char *const good[] = {"a",   "привет", "名前",     "\xf0\x9f\x90\xa7",
-                                       "a b", ".a",     "e\xcc\x81"};
+    static const char *const good[] = {
+        "a",  "привет",    "名前",         "\xf0\x9f\x90\xa7", "a b",
+        ".a", "e\xcc\x81", "\xe2\x80\x90", "\xe2\x81\x9f",     "\xe2\x82\xac"};
     static const struct {
         const char *name, *word;
-    } bad[] = {{"", "empty"},           {"..", "ends with"},           {"a/b", "'/'"},
-               {"../x", "'/'"},         {"a\nb", "control"},           {"\x7f", "control"},
-               {"\xc2\x80", "control"}, {"\xc0\xaf", "UTF-8"},         {"\xed\xa0\x80", "UTF-8"},
-               {"a\xff", "UTF-8"},      {"\xf4\x90\x80\x80", "UTF-8"}, {"\xe2\x82", "UTF-8"}};
+    } bad[] = {{"", "empty"},
+               {"..", "ends with"},
+               {"a/b", "'/'"},
+               {"../x", "'/'"},
+               {"a\nb", "control"},
+               {"\x7f", "control"},
+               {"\xc2\x80", "control"},
+               {"\xc0\xaf", "UTF-8"},
+               {"\xed\xa0\x80", "UTF-8"},
+               {"a\xff", "UTF-8"},
+               {"\xf4\x90\x80\x80", "UTF-8"},
+               {"\xe2\x82", "UTF-8"},
+               {"a\xe2\x80\x8b", "unseen"},
+               {"a\xe2\x80\x8f", "unseen"},
+               {"a\xe2\x80\xaa", "unseen"},
+               {"a\xe2\x80\xae", "unseen"},
+               {"a\xe2\x81\xa6", "unseen"},
+               {"a\xe2\x81\xa9", "unseen"},
+               {"\xef\xbb\xbf"
+                "a",
+                "unseen"},
+               {"a\xe2\x81\xa0"
+                "b",
+                "unseen"},
+               {"a\xc2\xad"
+                "b",
+                "unseen"},
+               {"a\xd8\x9c", "unseen"}};
     struct kv_diag diag = {""};
 
     (void)state;
