@@ -3,7 +3,8 @@
  * Responsible for: seal bit for bit over the whole pool, digests against known answers, decode
  * and prefill attention against the host twin within their bounds, bits equal whatever the batch
  * and the plan, holes, NaN in everything that must not be read.
- * Not responsible for: speed (gpu_bench.cu). Ends with `N passed, N failed`.
+ * Not responsible for: speed (gpu_bench.cu). Ends with `N passed, N failed`. `gpu_parity quick`
+ * does a few cases of each.
  */
 #include "tests/gpu_scene.cuh"
 
@@ -382,10 +383,26 @@ static void test_tiers(uint32_t dim, uint32_t group) {
     test_decode(odd, group, {3000, 600}, wide, "mixed with V8");
 }
 
-int main(void) {
+/* A few cases of everything, for tools that make kernels a thousand times slower. */
+static void test_quickly(void) {
+    tier_list tiers = {LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K6V3};
+
+    test_seal({2, 2, 128}, LAYOUT_K8V8, 1);
+    test_digests();
+    test_decode({1, 3, 128}, 3, {4700, 600}, tiers, "quick");
+    test_decode({1, 1, 64}, 4, {700}, {LAYOUT_TIER_BF16}, "quick BF16");
+    test_prefill({1, 2, 128}, 4, {{900, 40}, {330, 20}}, tiers, "quick");
+}
+
+int main(int argc, char **argv) {
     static const enum layout_tier tiers[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K8V2};
 
     GPU_TRY(cuda_kvops_open(&device));
+    if (argc > 1 && strcmp(argv[1], "quick") == 0) {
+        test_quickly();
+        printf("%d passed, %d failed\n", passed, failed);
+        return failed != 0;
+    }
     for (uint32_t dim = 64; dim <= 128; dim *= 2) {
         for (enum layout_tier tier : tiers)
             for (int bad = 0; bad < 2; bad++) {

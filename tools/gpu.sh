@@ -65,7 +65,7 @@ parity() {
 sanitize() {
     for tool in memcheck racecheck; do
         for program in gpu_parity gpu_dense; do
-            timeout 300 compute-sanitizer --tool $tool "$work/$program" 2>&1 | tail -n 4 |
+            timeout 300 compute-sanitizer --tool $tool "$work/$program" quick 2>&1 | tail -n 4 |
                 tee "$out/${tool}_$program.txt"
         done
     done
