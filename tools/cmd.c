@@ -97,8 +97,7 @@ int cmd_disk_low(const struct config *config, uint64_t *free_out) {
     return *free_out < (uint64_t)1 << 30 && disk.f_bavail < disk.f_blocks / 20;
 }
 
-/* A save that will fail soon is better known now. */
-static void tell_low(const struct cmd *cmd) {
+void cmd_warn_low(const struct cmd *cmd) {
     uint64_t left = 0;
     char size[TEXT_SHORT_BYTES];
     if (cmd->result != NULL || !cmd_disk_low(cmd->config, &left))
@@ -168,8 +167,6 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     enum kv_err err = service_open(&settings, service_out, diag);
     if (err == KV_OK)
         tell_opened(cmd, service_store(*service_out));
-    if (err == KV_OK && !read_only)
-        tell_low(cmd);
     return err;
 }
 

@@ -62,6 +62,9 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
                            struct kv_diag *diag);
 /* 1 when the disk of the store has less than 1 GiB and less than 5 % left. */
 int cmd_disk_low(const struct config *config, uint64_t *free_out);
+/* Says so on standard error, for a command that wrote and went well; one that failed has said more.
+ */
+void cmd_warn_low(const struct cmd *cmd);
 /* As configured; the caller changes what it wants otherwise, and opens. */
 struct store_options cmd_store_options(const struct cmd *cmd);
 /* The stored session cmd->session_name; NOT_FOUND. */

@@ -50,7 +50,11 @@ static enum kv_err dispatch(struct cmd *cmd, struct kv_diag *diag) {
         err = check_words(config, entry, diag);
     if (err == KV_OK)
         err = config_check_flags(config, entry->groups, entry->name, diag);
-    return err == KV_OK ? entry->run(cmd, diag) : err;
+    if (err == KV_OK)
+        err = entry->run(cmd, diag);
+    if (err == KV_OK && (entry->groups & CONFIG_WRITE) != 0)
+        cmd_warn_low(cmd);
+    return err;
 }
 
 static void print_result(struct cmd *cmd, enum kv_err err, const struct kv_diag *diag) {
