@@ -155,6 +155,19 @@ enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, c
     return err;
 }
 
+enum kv_err rest_plan_older(struct store *store, const struct rest_plan *newer,
+                            struct rest_plan *plan_out, struct kv_diag *diag) {
+    const char *name = newer->record.name;
+    memset(plan_out, 0, sizeof *plan_out);
+    plan_out->alloc = newer->alloc;
+    plan_out->snapshot = newer->record.parent;
+    enum kv_err err = read_snapshot(store, name, plan_out, diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "session %s, older snapshot %016llx", name,
+                       (unsigned long long)plan_out->snapshot);
+    return err;
+}
+
 void rest_plan_release(struct rest_plan *plan) {
     if (plan->alloc == NULL)
         return;

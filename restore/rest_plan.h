@@ -35,6 +35,9 @@ struct rest_plan {
 /* The image alone: name -> snapshot -> image, root digest checked. Release in every case. */
 enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                             struct rest_plan *plan_out, struct kv_diag *diag);
+/* The same of the older snapshot that the record of `newer` names as its parent. */
+enum kv_err rest_plan_older(struct store *store, const struct rest_plan *newer,
+                            struct rest_plan *plan_out, struct kv_diag *diag);
 /* Adds blocks and pages to a plan that has its image, and the blocks' token ids to the image. */
 enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
 void rest_plan_release(struct rest_plan *plan);

@@ -56,10 +56,10 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
  * the engine must then be closed behind the store. */
 void restore_planes_wanted(void *context, struct session *session, struct block *block);
 
-/* Reads and digests every extent of a session's head snapshot without an engine and checks image,
- * root and block chain: `coldplane verify`. */
+/* Reads and digests every extent of a session's head snapshot, and of the older ones that stay,
+ * without an engine and checks image, root and block chain: `coldplane verify`. */
 struct restore_check {
-    uint32_t extents, blocks, pages;
+    uint32_t snapshots, extents, blocks, pages;
     uint64_t stored_bytes;
 };
 enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, const char *name,

@@ -326,6 +326,38 @@ static void damage_anywhere_is_found(void **state) {
     close_fixture(&f);
 }
 
+/* An older snapshot that stays is read as well: a page that only it has. BREAK_OLDER looks at the
+ * head alone. */
+static void damage_in_an_older_snapshot_is_found(void **state) {
+    (void)state;
+    struct fixture f;
+    struct store_extent extent;
+    struct restore_check check;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    struct session *session = life_wake(&f.life, "chat", NULL);
+    life_save(&f.life, session, 1);
+    struct record_snapshot kept = life_head(&f.life, "chat", NULL);
+    life_say(session, 2, 256 * 3, 2, NULL);
+    life_save(&f.life, session, 0);
+    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag), KV_OK);
+    assert_int_equal(check.snapshots, 2);
+    struct record_snapshot head = life_head(&f.life, "chat", NULL);
+    assert_int_equal(check.blocks, head.block_count);
+    struct record_key key = record_key_page(kept.page_ids[kept.page_count - 1]);
+    life_extent(&f.life, &key, LAYOUT_PAGE, &extent);
+    uint8_t *bytes = malloc(extent.stored_bytes);
+    assert_non_null(bytes);
+    life_disk(f.dir, &extent, bytes, 0);
+    bytes[extent.stored_bytes / 2] ^= 4;
+    life_disk(f.dir, &extent, bytes, 1);
+    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag),
+                     KV_ERR_CORRUPT);
+    assert_non_null(strstr(diag.text, "older snapshot"));
+    free(bytes);
+    close_fixture(&f);
+}
+
 /* --- CASE-09, CASE-14: another model */
 
 static void another_layer_count_names_both(void **state) {
@@ -599,6 +631,7 @@ TESTING_MAIN(
     cmocka_unit_test(foreign_records_are_refused),
     cmocka_unit_test(another_sessions_block_breaks_the_chain),
     cmocka_unit_test(a_flipped_byte_harms_nobody), cmocka_unit_test(damage_anywhere_is_found),
+    cmocka_unit_test(damage_in_an_older_snapshot_is_found),
     cmocka_unit_test(another_layer_count_names_both), cmocka_unit_test(other_weights_are_refused),
     cmocka_unit_test(an_unanswered_needle_drops_the_session),
     cmocka_unit_test(a_needle_outgrown_by_the_session_does_not_lock_it_away),

@@ -65,7 +65,7 @@ static const struct cmd_entry entries[] = {
      "  coldplane needle ls travel\n",
      2, 2, CONFIG_NEEDLE | CONFIG_ENGINE | CONFIG_WRITE, cmd_needle},
     {"verify", "[NAME]", "read and digest what is stored",
-     "Every extent of the newest snapshot of NAME, or of all sessions. Reads beside a running\n"
+     "Every extent of every snapshot of NAME, or of all sessions. Reads beside a running\n"
      "writer; needs no model. Exit 4 when anything is not what was written.",
      "  coldplane verify\n  coldplane verify travel --json\n", 0, 1, 0, cmd_verify},
     {"rm", "NAME", "remove a session and its snapshots",

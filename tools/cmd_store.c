@@ -46,6 +46,7 @@ static void tell_check(cJSON *list, const char *name, enum kv_err err,
         json_text(item, "name", name);
         json_text(item, "result", kv_err_name(err));
         json_text(item, "reason", err == KV_OK ? "" : diag->text);
+        cJSON_AddNumberToObject(item, "snapshots", check->snapshots);
         cJSON_AddNumberToObject(item, "extents", check->extents);
         cJSON_AddNumberToObject(item, "blocks", check->blocks);
         cJSON_AddNumberToObject(item, "pages", check->pages);
@@ -55,8 +56,10 @@ static void tell_check(cJSON *list, const char *name, enum kv_err err,
     }
     text_print_clean(stdout, name, strlen(name));
     if (err == KV_OK) {
-        printf(": ok, %" PRIu32 " extents, %" PRIu32 " blocks, %" PRIu32 " pages, %s\n",
-               check->extents, check->blocks, check->pages, text_size(check->stored_bytes, size));
+        printf(": ok, %" PRIu32 " snapshots, %" PRIu32 " extents, %" PRIu32 " blocks, %" PRIu32
+               " pages, %s\n",
+               check->snapshots, check->extents, check->blocks, check->pages,
+               text_size(check->stored_bytes, size));
     } else {
         printf(": %s: ", kv_err_name(err));
         text_print_clean(stdout, diag->text, strlen(diag->text));
