@@ -91,7 +91,9 @@ uint32_t engine_plan_slots(const struct engine *engine, const struct image_polic
  * prefills at most one chunk of one session (round robin). `*count_out` = 0 and KV_OK: nothing to
  * do. A session that fails gets an event and keeps what it had before the step (fed tokens without
  * KV are taken back); the others go on; the call itself still returns KV_OK.
- * `events` has room for 2 × sessions_max + 1. */
+ * `events` has room for 2 × sessions_max + 1. A session that was cancelled has its event first;
+ * slots_low may put it to sleep later in the same step, so compare an event's session with those
+ * that session_at gives before touching it. */
 enum engine_event_kind { ENGINE_PREFILLED, ENGINE_TOKEN, ENGINE_DONE, ENGINE_FAILED };
 enum engine_done {
     ENGINE_DONE_STOP,

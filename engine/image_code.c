@@ -186,7 +186,7 @@ static enum kv_err get_policies(const struct get_args *args, struct kv_reader *r
 
 /* --- tokens and roles */
 
-/* The ids of sealed blocks stand in their records: a save writes what is new, not the whole chat. */
+/* The ids of sealed blocks stand in their records: a save writes what is new, not all of it. */
 static uint64_t blocks_end(const struct image *image) {
     return image->block_count == 0
                ? 0

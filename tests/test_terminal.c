@@ -66,7 +66,7 @@ static void expect(struct terminal *terminal, const char *text) {
 }
 
 /* Waits until the editor holds the terminal (1) or has given it back (0). What is typed before it
- * holds it is echoed by the terminal itself; a ctrl-C before it gives it back is a mere character. */
+ * holds it is echoed by the terminal itself; a ctrl-C before it gives it back is a character. */
 static void await_editor(struct terminal *terminal, int holds) {
     struct termios mode;
     do {
