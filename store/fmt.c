@@ -47,7 +47,8 @@ static enum kv_err text_version(const char *text, size_t bytes, size_t *off, str
         digits++;
     }
     if (digits == 0 || *off >= bytes || text[*off] != '\n' || version == 0)
-        return kv_diag_set(diag, KV_ERR_CORRUPT, "FORMAT has no version");
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "FORMAT has no version: put it back from a copy of the store");
     if (version > STORE_FORMAT_VERSION)
         return kv_diag_set(diag, KV_ERR_VERSION,
                            "the store needs version %llu of the format, this program knows "
@@ -62,7 +63,9 @@ enum kv_err fmt_text_decode(const char *text, size_t bytes, uint8_t id_out[FMT_I
     static const char middle[] = "\nid ";
     size_t off = sizeof head - 1;
     if (bytes < off || memcmp(text, head, off) != 0)
-        return kv_diag_set(diag, KV_ERR_CORRUPT, "FORMAT is not that of a coldplane store");
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "FORMAT is not that of a coldplane store: put it back from a copy of "
+                           "the store, or use another directory");
     enum kv_err err = text_version(text, bytes, &off, diag);
     if (err != KV_OK)
         return err;
@@ -79,7 +82,8 @@ enum kv_err fmt_text_decode(const char *text, size_t bytes, uint8_t id_out[FMT_I
     /* There is one text for each id, so it is made again and compared, check and all. */
     char expected[FMT_TEXT_BYTES_MAX];
     if (!whole || fmt_text_encode(id, expected) != bytes || memcmp(text, expected, bytes) != 0)
-        return kv_diag_set(diag, KV_ERR_CORRUPT, "FORMAT is damaged");
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "FORMAT is damaged: put it back from a copy of the store");
     memcpy(id_out, id, FMT_ID_BYTES);
     return KV_OK;
 }

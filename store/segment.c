@@ -39,6 +39,8 @@ enum kv_err segment_error(struct kv_diag *diag, int error, const char *what, uin
         return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot %s seg/%s", what, name);
     case ELOOP:
         return kv_diag_set(diag, KV_ERR_CORRUPT, "seg/%s is a symbolic link: refused", name);
+    case EISDIR:
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "seg/%s is not a file: move it away", name);
     case ENOENT:
         return kv_diag_set(diag, KV_ERR_CORRUPT, "seg/%s is missing", name);
     case ETIMEDOUT:
@@ -64,7 +66,7 @@ enum kv_err segment_open_read(const struct segment_open_args *args, int *file_ou
     struct io_file_info info;
     error = door->info(door->context, file, &info);
     if (error == 0 && !info.is_regular)
-        error = ENOENT;
+        error = EISDIR;
     if (error != 0) {
         door->close(door->context, file);
         return segment_error(diag, error, "look at", args->number);

@@ -187,17 +187,24 @@ static int sync_above(struct store *store) {
     return error;
 }
 
-static enum kv_err make_format(struct store *store, struct kv_diag *diag) {
-    const struct io_door *door = store->options.door;
+/* Segments without FORMAT are a store that lost it, for readers and writers alike. */
+static enum kv_err refuse_lost_format(struct store *store, struct kv_diag *diag) {
     uint32_t *numbers = NULL;
     size_t count = 0;
     enum kv_err err = recover_segments(store, &numbers, &count, diag);
     kv_alloc_release(store->options.alloc, numbers);
+    if (err == KV_OK && count != 0)
+        err = kv_diag_set(diag, KV_ERR_CORRUPT,
+                          "FORMAT is missing but segments are there: put FORMAT back from a copy "
+                          "of this store, or use another directory");
+    return err;
+}
+
+static enum kv_err make_format(struct store *store, struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    enum kv_err err = refuse_lost_format(store, diag);
     if (err != KV_OK)
         return err;
-    if (count != 0)
-        return kv_diag_set(diag, KV_ERR_CORRUPT,
-                           "FORMAT is missing, but seg/ has segments: put FORMAT back");
     char text[FMT_TEXT_BYTES_MAX];
     int file = -1;
     int error = door->random(door->context, store->id, FMT_ID_BYTES);
@@ -254,6 +261,31 @@ static enum kv_err open_seg_dir(struct store *store, struct kv_diag *diag) {
     return name_error(diag, error == ENOTDIR ? ELOOP : error, "open", "seg");
 }
 
+/* Before a writer makes anything: what stands here without FORMAT. Another program may make the
+ * store meanwhile, and FORMAT before its first segment. */
+static enum kv_err without_format(struct store *store, int foreign, int *there_out,
+                                  struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    int error =
+        door->open(door->context, store->dir, "seg", IO_READ | IO_DIRECTORY, &store->seg_dir);
+    if (error == 0) {
+        enum kv_err err = refuse_lost_format(store, diag);
+        door->close(door->context, store->seg_dir);
+        store->seg_dir = -1;
+        if (err == KV_ERR_CORRUPT && read_format(store, there_out, NULL) == KV_OK && *there_out)
+            return KV_OK;
+        if (err != KV_OK)
+            return err;
+    }
+    if (foreign)
+        return kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "FORMAT is missing, and the directory is not empty: not a store; use "
+                           "an empty directory");
+    if (store->options.read_only)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "there is no store here: FORMAT is missing");
+    return KV_OK;
+}
+
 /* FORMAT and directories; a writer makes what is missing in a fresh directory. */
 static enum kv_err open_layout(struct store *store, struct kv_diag *diag) {
     int there = 0;
@@ -263,11 +295,8 @@ static enum kv_err open_layout(struct store *store, struct kv_diag *diag) {
     KV_TRY(refuse_links(store, "seg", NULL, diag));
     KV_TRY(refuse_links(store, "index", NULL, diag));
     KV_TRY(read_format(store, &there, diag));
-    if (!there && store->options.read_only)
-        KV_TRY(kv_diag_set(diag, KV_ERR_NOT_FOUND, "there is no store here: FORMAT is missing"));
-    if (!there && foreign)
-        KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
-                           "FORMAT is missing, and the directory is not empty: not a store"));
+    if (!there)
+        KV_TRY(without_format(store, foreign, &there, diag));
     if (!store->options.read_only)
         KV_TRY(take_lock(store, diag));
     KV_TRY(open_seg_dir(store, diag));

@@ -214,6 +214,41 @@ static void a_planted_pipe_is_refused(void **state) {
     }
 }
 
+static void a_folder_in_the_place_of_a_segment_is_no_file(void **state) {
+    struct cli *cli = *state;
+    char path[TESTING_PATH_BYTES + 64], kept[TESTING_PATH_BYTES + 64];
+    say_hello(cli, "a");
+    snprintf(path, sizeof path, "%s/seg/00000001.seg", cli->store);
+    snprintf(kept, sizeof kept, "%s/kept", cli->home);
+    assert_int_equal(rename(path, kept), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    cli_call(cli, "verify", "a", "--json", NULL);
+    cli_refused(cli, 4, "seg/00000001.seg is not a file");
+    cli_call(cli, "run", "a", "-p", "x", "--json", NULL);
+    cli_refused(cli, 4, "seg/00000001.seg is not a file");
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(rename(kept, path), 0);
+    assert_still_there(cli, "a");
+}
+
+static void a_lost_format_is_told_to_readers_and_writers(void **state) {
+    struct cli *cli = *state;
+    char path[TESTING_PATH_BYTES + 64], kept[TESTING_PATH_BYTES + 64];
+    say_hello(cli, "a");
+    snprintf(path, sizeof path, "%s/FORMAT", cli->store);
+    snprintf(kept, sizeof kept, "%s/kept", cli->home);
+    assert_int_equal(rename(path, kept), 0);
+    cli_call(cli, "ls", "--json", NULL);
+    cli_refused(cli, 4, "FORMAT is missing but segments are there: put FORMAT back");
+    cli_call(cli, "run", "a", "-p", "x", "--json", NULL);
+    cli_refused(cli, 4, "FORMAT is missing but segments are there: put FORMAT back");
+    write_file(path, "coldplane store\nversion 1\nid 0\n", 31);
+    cli_call(cli, "ls", "--json", NULL);
+    cli_refused(cli, 4, "put it back from a copy");
+    assert_int_equal(rename(kept, path), 0);
+    assert_still_there(cli, "a");
+}
+
 /* --- models */
 
 static void assert_model_refused(struct cli *cli, int code, const char *said) {
@@ -620,17 +655,16 @@ static void closed_standard_descriptors_reach_no_file(void **state) {
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
-TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
-             TEST(bad_names_are_refused_before_anything_is_opened),
-             TEST(names_in_any_script_come_back_byte_for_byte),
-             TEST(a_planted_link_is_not_followed), TEST(a_planted_pipe_is_refused),
-             TEST(bad_model_files_are_named), TEST(unsupported_models_are_refused_by_name),
-             TEST(another_models_session_is_refused_and_kept),
-             TEST(what_does_not_fit_changes_nothing),
-             TEST(a_flipped_byte_is_found_and_hurts_one_session),
-             TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
-             TEST(a_rebuild_that_lost_something_says_so), TEST(a_newer_store_is_refused),
-             TEST(a_held_store_refuses_writers_only), TEST(a_save_that_cannot_be_written_says_so),
-             TEST(a_full_disk_keeps_what_was_saved), TEST(a_read_only_disk_can_still_be_read),
-             TEST(a_failure_in_a_pipe_ends_the_chat),
-             TEST(closed_standard_descriptors_reach_no_file))
+TESTING_MAIN(
+    TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
+    TEST(bad_names_are_refused_before_anything_is_opened),
+    TEST(names_in_any_script_come_back_byte_for_byte), TEST(a_planted_link_is_not_followed),
+    TEST(a_planted_pipe_is_refused), TEST(a_folder_in_the_place_of_a_segment_is_no_file),
+    TEST(a_lost_format_is_told_to_readers_and_writers), TEST(bad_model_files_are_named),
+    TEST(unsupported_models_are_refused_by_name), TEST(another_models_session_is_refused_and_kept),
+    TEST(what_does_not_fit_changes_nothing), TEST(a_flipped_byte_is_found_and_hurts_one_session),
+    TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
+    TEST(a_rebuild_that_lost_something_says_so), TEST(a_newer_store_is_refused),
+    TEST(a_held_store_refuses_writers_only), TEST(a_save_that_cannot_be_written_says_so),
+    TEST(a_full_disk_keeps_what_was_saved), TEST(a_read_only_disk_can_still_be_read),
+    TEST(a_failure_in_a_pipe_ends_the_chat), TEST(closed_standard_descriptors_reach_no_file))
