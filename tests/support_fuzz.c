@@ -11,6 +11,7 @@
 #include "engine/record.h"
 #include "store/base/bytes.h"
 #include "store/fmt.h"
+#include "store/io.h"
 #include "store/store.h"
 #include "store/store_read.h"
 
@@ -249,6 +250,7 @@ static void clear_dir(void) {
 
 static int read_store(void) {
     struct store_options options = store_options_usual(fuzz_dir(), "fuzz");
+    options.door = io_posix_door();
     struct store *store = NULL;
     struct kv_diag diag = {""};
     enum kv_err err = store_open(&options, &store, &diag);
