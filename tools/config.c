@@ -8,6 +8,7 @@
 #include "store/base/bytes.h"
 #include "store/store.h"
 #include "tools/json_text.h"
+#include "tools/service.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -415,15 +416,16 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     snprintf(config->store, sizeof config->store, "%.3995s/store", config->home);
     snprintf(config->model, sizeof config->model, "%.3995s/models/SmolLM2-135M-Instruct.Q4_1.gguf",
              config->home);
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    config->threads = cores < 1 ? 1 : cores > 256 ? 256 : (uint32_t)cores;
-    config->simd = ENGINE_SIMD_AUTO;
-    config->slots_bytes = UINT64_C(1) << 30;
-    config->reserve_slots = 64;
-    config->sessions_max = 64;
-    config->store_max_bytes = STORE_BYTES_UNLIMITED;
-    config->policy = (struct image_policy){IMAGE_RECIPE_V3, 1, {32768, 0, 0}};
-    config->sampler = (struct image_sampler){0.0f, 0.9f, 50, 1};
+    struct service_settings usual;
+    service_settings_usual(&usual);
+    config->threads = usual.threads;
+    config->simd = usual.simd;
+    config->slots_bytes = usual.slot_budget_bytes;
+    config->reserve_slots = usual.reserve_slots;
+    config->sessions_max = usual.sessions_max;
+    config->store_max_bytes = usual.store_bytes_max;
+    config->policy = usual.policy;
+    config->sampler = usual.sampler;
     config->tokens_max = 512;
     config->bench_bytes = UINT64_C(256) << 20;
     return KV_OK;
