@@ -10,6 +10,7 @@
 #include "tools/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,9 +55,24 @@ const char *cmd_word(const struct cmd *cmd, uint32_t index) {
     return index + 1 < cmd->config->word_count ? cmd->config->words[index + 1] : NULL;
 }
 
+/* A new folder's name is lost with the power until the folder above it is synced. */
+static enum kv_err sync_above(const char *home, struct kv_diag *diag) {
+    char above[CONFIG_PATH_BYTES + 4];
+    snprintf(above, sizeof above, "%s/..", home);
+    int folder = open(above, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = folder < 0 || fsync(folder) != 0 ? errno : 0;
+    if (folder >= 0)
+        close(folder);
+    return error == 0 ? KV_OK
+                      : kv_diag_errno(diag, KV_ERR_IO, error,
+                                      "the folder above %s cannot be synced", home);
+}
+
 /* The home folder is made when it is missing; any other parent is the user's business. */
 static enum kv_err make_home(const struct config *config, struct kv_diag *diag) {
-    if (mkdir(config->home, 0700) == 0 || errno == EEXIST)
+    if (mkdir(config->home, 0700) == 0)
+        return sync_above(config->home, diag);
+    if (errno == EEXIST)
         return KV_OK;
     if (strncmp(config->store, config->home, strlen(config->home)) != 0)
         return KV_OK;
