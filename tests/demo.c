@@ -392,8 +392,8 @@ static int run_all(const char *program) {
         fprintf(stderr, "demo: no model; run tools/setup.sh --model or set MODEL=path\n");
         return 1;
     }
-    if (demo.tokens < 512 || demo.tokens > 7500) {
-        fprintf(stderr, "demo: DEMO_TOKENS must be 512 to 7500\n");
+    if (demo.tokens < DEMO_TOKENS_MIN || demo.tokens > DEMO_TOKENS_MAX) {
+        fprintf(stderr, "demo: DEMO_TOKENS must be %d to %d\n", DEMO_TOKENS_MIN, DEMO_TOKENS_MAX);
         return 1;
     }
     demo.dir = mkdtemp(dir);
@@ -413,7 +413,8 @@ int main(int argc, char **argv) {
     if (argc == 1)
         return run_all(argv[0]);
     if (!demo_from_args(argc, argv, &demo)) {
-        fprintf(stderr, "usage: demo (settings: MODEL=path DEMO_TOKENS=512..7500)\n");
+        fprintf(stderr, "usage: demo (settings: MODEL=path DEMO_TOKENS=%d..%d)\n", DEMO_TOKENS_MIN,
+                DEMO_TOKENS_MAX);
         return 1;
     }
     if (strcmp(argv[1], "control") == 0)

@@ -23,7 +23,8 @@ int demo_from_args(int argc, char **argv, struct demo *demo_out) {
     demo_out->model_path = argv[3];
     demo_out->tokens = strtoull(argv[4], NULL, 10);
     demo_out->threads = (uint32_t)strtoul(argv[5], NULL, 10);
-    return demo_out->tokens >= 512 && demo_out->tokens <= 7500 && demo_out->threads >= 1;
+    return demo_out->tokens >= DEMO_TOKENS_MIN && demo_out->tokens <= DEMO_TOKENS_MAX &&
+           demo_out->threads >= 1;
 }
 
 static struct image_policy demo_policy(void) {

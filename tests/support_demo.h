@@ -21,7 +21,10 @@ enum {
     DEMO_REPLY_TOKENS = 16,
     DEMO_GREEDY_TOKENS = 32,
     DEMO_GROWTH_TOKENS = 192, /* two more turns, rounded up */
-    DEMO_RSS_MARGIN_MIB = 256
+    DEMO_RSS_MARGIN_MIB = 256,
+    /* Below, what nine sessions may still grow is as much as a tenth needs; above is the context. */
+    DEMO_TOKENS_MIN = 1536,
+    DEMO_TOKENS_MAX = 7500
 };
 #define DEMO_KEY "red lamp"
 
