@@ -170,8 +170,8 @@ static int run_life(const struct demo *demo) {
                (unsigned long long)receipt.tokens, count_resident(service), seconds_now() - start);
         fflush(stdout);
     }
-    if (count_resident(service) > DEMO_RESIDENT) {
-        printf("  %u sessions are awake: the budget is not nine\n", count_resident(service));
+    if (count_resident(service) != DEMO_RESIDENT) {
+        printf("  %u sessions are awake: the budget is not that of nine\n", count_resident(service));
         return 1;
     }
     if (!demo_check_rss(service, "life"))
