@@ -171,7 +171,8 @@ static int run_life(const struct demo *demo) {
         fflush(stdout);
     }
     if (count_resident(service) != DEMO_RESIDENT) {
-        printf("  %u sessions are awake: the budget is not that of nine\n", count_resident(service));
+        printf("  %u sessions are awake: the budget is not that of nine\n",
+               count_resident(service));
         return 1;
     }
     if (!demo_check_rss(service, "life"))

@@ -22,7 +22,8 @@ enum {
     DEMO_GREEDY_TOKENS = 32,
     DEMO_GROWTH_TOKENS = 192, /* two more turns, rounded up */
     DEMO_RSS_MARGIN_MIB = 256,
-    /* Below, what nine sessions may still grow is as much as a tenth needs; above is the context. */
+    /* Below the first, nine sessions may still grow by what a tenth needs; the second is near the
+     * model's context. */
     DEMO_TOKENS_MIN = 1536,
     DEMO_TOKENS_MAX = 7500
 };
