@@ -266,10 +266,12 @@ static void bad_model_files_are_named(void **state) {
     cli_refused(cli, 2, "model file /nonexistent/model.gguf: there is none; `make setup`");
     cli_call(cli, "run", "a", "-p", "x", "-m", cli->home, NULL);
     cli_refused(cli, 1, "not a file");
-    write_file(cli->model, "", 0);
-    assert_model_refused(cli, 4, "0 bytes");
-    write_file(cli->model, "GGU", 3);
-    assert_model_refused(cli, 1, "not a GGUF");
+    for (size_t few = 0; few < 24; few += few == 3 ? 1 : 3) {
+        write_file(cli->model, bytes, few);
+        assert_model_refused(cli, 4, "bytes are too short to be a GGUF file");
+    }
+    write_file(cli->model, bytes, 23);
+    assert_model_refused(cli, 4, ": 23 bytes are too short to be a GGUF file");
     write_file(cli->model, "#!/bin/sh\necho this is not a model at all\n", 42);
     assert_model_refused(cli, 1, "not a GGUF");
     for (size_t part = 1; part < 8; part++) {
@@ -349,6 +351,11 @@ static void what_does_not_fit_changes_nothing(void **state) {
     assert_still_there(cli, "a");
     cli_call(cli, "restore", "a", "--slots-memory", "1MiB", "--reserve-slots", "250", NULL);
     cli_refused(cli, 3, "slots");
+    cli_call(cli, "restore", "a", "--slots-memory", "9999TiB", NULL);
+    cli_refused(cli, 1, "--slots-memory: '9999TiB' is not between");
+    cli_call(cli, "restore", "a", "--slots-memory", "999GiB", NULL);
+    if (cli->code != 0)
+        cli_refused(cli, 6, "give less with --slots-memory");
 }
 
 /* --- stores */

@@ -150,6 +150,18 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "a b c d e f g h i", "too many arguments");
 }
 
+static void ages_of_a_recipe_without_any_are_told(void **state) {
+    struct fixture *fixture = *state;
+    static const char text[] = "ages = 512\nrecipe = bf16\n";
+    write_file(fixture, text, sizeof text - 1);
+    assert_refused(fixture, "run a", "/config: recipe bf16 has one tier only, so `ages` means");
+    assert_int_equal(load(fixture, "run a --recipe v3"), KV_OK);
+    assert_int_equal(fixture->config.policy.ages[0], 512);
+    write_file(fixture, text, strlen("ages = 512\n"));
+    assert_int_equal(load(fixture, "run a --recipe bf16"), KV_OK);
+    assert_int_equal(fixture->config.policy.age_count, 0);
+}
+
 static void flags_of_other_commands_are_refused(void **state) {
     struct fixture *fixture = *state;
     assert_int_equal(load(fixture, "ls --json --temperature 1"), KV_OK);
@@ -237,6 +249,6 @@ static void what_is_shown_can_be_read_back(void **state) {
 TESTING_MAIN(TEST(defaults_are_as_documented), TEST(home_comes_from_the_environment_only),
              TEST(flags_win_over_the_file_over_defaults), TEST(words_and_flags_may_mix),
              TEST(mistakes_name_the_flag_and_what_is_right),
-             TEST(flags_of_other_commands_are_refused), TEST(file_mistakes_name_the_line),
-             TEST(json_is_known_even_after_a_mistake), TEST(sizes_have_units),
-             TEST(what_is_shown_can_be_read_back))
+             TEST(ages_of_a_recipe_without_any_are_told), TEST(flags_of_other_commands_are_refused),
+             TEST(file_mistakes_name_the_line), TEST(json_is_known_even_after_a_mistake),
+             TEST(sizes_have_units), TEST(what_is_shown_can_be_read_back))

@@ -135,6 +135,22 @@ static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
     free(terminal);
 }
 
+static void an_unknown_command_is_not_said_to_the_model(void **state) {
+    (void)state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "4");
+    expect_prompt(terminal);
+    type(terminal, "/sve\n");
+    expect(terminal, "/sve: no such command; there are /save, /sleep");
+    expect_prompt(terminal);
+    type(terminal, "/save\n");
+    expect(terminal, "nothing to save");
+    expect_prompt(terminal);
+    type(terminal, "/quit\n");
+    assert_int_equal(ended(terminal), 0);
+    free(terminal);
+}
+
 static void ctrl_c_twice_at_the_prompt_leaves(void **state) {
     (void)state;
     struct terminal *terminal = calloc(1, sizeof *terminal);
@@ -142,8 +158,12 @@ static void ctrl_c_twice_at_the_prompt_leaves(void **state) {
     expect_prompt(terminal);
     type(terminal, "half a li");
     expect(terminal, "half a li");
+    const char *behind = terminal->seen + terminal->from;
     type(terminal, "\x03");
     expect(terminal, "ctrl-C again");
+    /* The prompt comes once, behind what is said. */
+    const char *again = strstr(behind, "> ");
+    assert_true(again == NULL || again > strstr(behind, "(ctrl-C"));
     expect_prompt(terminal);
     type(terminal, "\x03");
     assert_int_equal(ended(terminal), 0);
@@ -212,7 +232,35 @@ static void progress_is_silent_without_a_terminal(void **state) {
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
+/* Reading a long model takes a while in which nobody looks at signals; LOCK says that it began. */
+static void a_signal_ends_what_is_being_opened(void **state) {
+    struct cli *cli = *state;
+    char lock[TESTING_PATH_BYTES + 32], want[32], text[64];
+    int status = 0;
+    assert_int_equal(truncate(cli->model, INT64_C(1) << 31), 0);
+    snprintf(lock, sizeof lock, "%s/LOCK", cli->store);
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "4");
+    snprintf(want, sizeof want, "pid %ld ", (long)terminal->child);
+    do {
+        FILE *file = fopen(lock, "re");
+        memset(text, 0, sizeof text);
+        if (file != NULL && fread(text, 1, sizeof text - 1, file) == 0)
+            text[0] = 0;
+        if (file != NULL)
+            fclose(file);
+        sched_yield();
+    } while (strncmp(text, want, strlen(want)) != 0);
+    assert_int_equal(kill(terminal->child, SIGTERM), 0);
+    assert_int_equal(waitpid(terminal->child, &status, 0), terminal->child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    close(terminal->file);
+    free(terminal);
+}
+
 TESTING_MAIN(TEST(a_line_is_edited_answered_and_saved), TEST(ctrl_c_stops_an_answer_and_keeps_it),
-             TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_to_end_leaves_what_was_saved),
+             TEST(an_unknown_command_is_not_said_to_the_model),
+             TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_ends_what_is_being_opened),
+             TEST(a_signal_to_end_leaves_what_was_saved),
              cmocka_unit_test(progress_waits_a_second_and_cleans_up),
              cmocka_unit_test(progress_is_silent_without_a_terminal))

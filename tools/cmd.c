@@ -11,9 +11,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -124,6 +127,72 @@ void cmd_warn_low(const struct cmd *cmd) {
             text_size(left, size));
 }
 
+/* --- signals */
+
+/* Signals become something to read between steps, so that no handler and no global is needed.
+ * Threads made later inherit the mask. */
+void cmd_take_signals(struct cmd *cmd) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) == 0)
+        cmd->signals = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+}
+
+/* While something is opened nobody looks at the signals, and a disk may let it hang: a thread takes
+ * them with their usual effect, which ends the program unless the caller ignores them. */
+struct watch {
+    pthread_t thread;
+    int signals, over; /* `over` is an eventfd */
+    int runs;
+};
+
+static void take_effect(int number) {
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+    raise(number);
+    pthread_sigmask(SIG_BLOCK, &one, NULL);
+}
+
+static void *watch_signals(void *context) {
+    struct watch *watch = context;
+    struct signalfd_siginfo info;
+    struct pollfd waits[2] = {{.fd = watch->over, .events = POLLIN},
+                              {.fd = watch->signals, .events = POLLIN}};
+    for (;;) {
+        if (poll(waits, 2, -1) < 0)
+            continue;
+        if (waits[0].revents != 0)
+            return NULL;
+        if (read(watch->signals, &info, sizeof info) == (ssize_t)sizeof info)
+            take_effect((int)info.ssi_signo);
+    }
+}
+
+static void watch_begin(struct watch *watch, int signals) {
+    *watch = (struct watch){.signals = signals, .over = -1};
+    if (signals >= 0)
+        watch->over = eventfd(0, EFD_CLOEXEC);
+#ifndef BREAK_WATCH
+    watch->runs =
+        watch->over >= 0 && pthread_create(&watch->thread, NULL, watch_signals, watch) == 0;
+#endif
+}
+
+static void watch_end(struct watch *watch) {
+    const uint64_t one = 1;
+    if (watch->runs && write(watch->over, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(watch->thread, NULL);
+    if (watch->over >= 0)
+        close(watch->over);
+}
+
+/* --- opening */
+
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag) {
     struct store_options options = cmd_store_options(cmd);
@@ -133,7 +202,10 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
         if (err != KV_OK)
             return err;
     }
+    struct watch watch;
+    watch_begin(&watch, cmd->signals);
     enum kv_err err = store_open(&options, store_out, diag);
+    watch_end(&watch);
     if (err == KV_ERR_NOT_FOUND && read_only)
         kv_diag_set(diag, err,
                     "store %s: there is none; `coldplane chat` makes it, --store DIR names another",
@@ -180,7 +252,10 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
         if (err != KV_OK)
             return err;
     }
+    struct watch watch;
+    watch_begin(&watch, cmd->signals);
     enum kv_err err = service_open(&settings, service_out, diag);
+    watch_end(&watch);
     if (err == KV_OK)
         tell_opened(cmd, service_store(*service_out));
     return err;
@@ -208,18 +283,6 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
         service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);
     progress_end(&reading.progress);
     return err;
-}
-
-/* Signals become something to read between steps, so that no handler and no global is needed.
- * Threads made later inherit the mask. */
-void cmd_take_signals(struct cmd *cmd) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) == 0)
-        cmd->signals = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
 }
 
 int cmd_interrupted(void *context) {

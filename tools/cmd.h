@@ -77,7 +77,8 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
                              struct session **session_out, struct service_opened *opened_out,
                              struct kv_diag *diag);
 
-/* From here on INT, TERM and HUP wait to be seen by cmd_interrupted. Before any thread is made. */
+/* From here on INT, TERM and HUP wait to be seen by cmd_interrupted, but while cmd_open_store or
+ * cmd_open_service is at work they have their usual effect. Before any thread is made. */
 void cmd_take_signals(struct cmd *cmd);
 /* Takes signals that wait; 1 when generation should stop. Context is a struct cmd. */
 int cmd_interrupted(void *context);

@@ -184,7 +184,8 @@ done:
 static const char chat_help[] = "/save   keep a snapshot that later turns do not replace\n"
                                 "/sleep  ask the needles, write everything, and leave\n"
                                 "/quit   leave; every turn is saved already\n"
-                                "/help   this list\n"
+                                "/help   this list; a line that begins with a space is never "
+                                "a command\n"
                                 "Ctrl-C stops an answer; at the prompt, twice leaves.\n";
 
 static void greet(const struct talk *talk, const struct service_opened *opened) {
@@ -274,6 +275,11 @@ static int slash(struct talk *talk, const char *line, int *over_out, enum kv_err
         if (err == KV_OK)
             receipt_print_line(&receipt, stderr);
         *over_out = err == KV_OK;
+    } else if (line[0] == '/') {
+        err = kv_diag_set(diag, KV_ERR_INVALID,
+                          "%.60s: no such command; there are /save, /sleep, /quit and /help; put a "
+                          "space in front to say it to the model",
+                          line);
     } else {
         return 0;
     }

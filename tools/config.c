@@ -66,7 +66,7 @@ static const struct setting settings[] = {
      "threads that compute (all cores online)"},
     {"simd", NULL, KIND_SIMD, AT(simd), 0, 0, CONFIG_ENGINE, 1, "auto|avx2|c",
      "instructions to compute with"},
-    {"slots-memory", "device-memory", KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_MAX,
+    {"slots-memory", "device-memory", KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_C(1) << 44,
      CONFIG_ENGINE, 1, "SIZE", "memory for KV slots, reserved at start"},
     {"reserve-slots", NULL, KIND_U32, AT(reserve_slots), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
      "slots never given to a session"},
@@ -318,6 +318,7 @@ static enum kv_err read_line(struct config *config, char *line, struct kv_diag *
     enum kv_err err = set_value(config, setting, trimmed(equals + 1), diag);
     if (err != KV_OK)
         kv_diag_prefix(diag, "%s", key);
+    config->in_file |= UINT64_C(1) << (setting - settings);
     return err;
 }
 
@@ -446,6 +447,10 @@ static int asked_for_json(int argc, char **argv) {
     return 0;
 }
 
+static int is_in_file(const struct config *config, const char *name) {
+    return (config->in_file >> (find_setting(name, strlen(name)) - settings) & 1) != 0;
+}
+
 enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag) {
     memset(config_out, 0, sizeof *config_out);
     config_out->json = asked_for_json(argc, argv);
@@ -459,6 +464,11 @@ enum kv_err config_load(int argc, char **argv, struct config *config_out, struct
             err = kv_diag_set(diag, KV_ERR_INVALID,
                               "--ages: recipe bf16 has one tier only; leave "
                               "--ages out or take --recipe v3");
+        else if (is_in_file(config_out, "ages") && !config_given(config_out, "recipe"))
+            err = kv_diag_set(diag, KV_ERR_INVALID,
+                              "configuration %s/config: recipe bf16 has one tier only, so `ages` "
+                              "means nothing; take one of the two lines out",
+                              config_out->home);
         config_out->policy = (struct image_policy){.recipe = IMAGE_RECIPE_BF16};
     }
     return err;

@@ -58,7 +58,7 @@ struct config {
     int dry_run, read_data, repair, rebuild_index, restart;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
-    uint64_t given; /* bit per entry of the table: came as a flag */
+    uint64_t given, in_file; /* bit per entry of the table: came as a flag, stands in the file */
     char file_text[CONFIG_FILE_BYTES_MAX + 1];
 };
 

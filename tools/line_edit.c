@@ -103,10 +103,8 @@ static enum line_edit_got from_terminal(struct line_edit *edit, const char **lin
     int count = 0;
     edit->interrupted = 0;
     const char *line = el_gets(edit->terminal, &count);
-    if (edit->interrupted || line == NULL || count <= 0) {
-        el_set(edit->terminal, EL_REFRESH);
+    if (edit->interrupted || line == NULL || count <= 0)
         return edit->interrupted && !edit->cmd->leave ? LINE_EDIT_INTERRUPTED : LINE_EDIT_END;
-    }
     size_t bytes = (size_t)count;
     if (bytes > LINE_EDIT_BYTES_MAX)
         return LINE_EDIT_TOO_LONG;

@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MODEL_ALIGN_BYTES = 64, NOTE_BYTES = 512 };
+enum { MODEL_ALIGN_BYTES = 64, MODEL_BYTES_MIN = 24, NOTE_BYTES = 512 };
 #define MODEL_BYTES_MAX ((uint64_t)1 << 40)
 
 struct service {
@@ -94,7 +94,12 @@ enum kv_err service_read_model(const char *path, const struct kv_alloc *alloc, u
     if (!S_ISREG(info.st_mode))
         KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
                            "model file %s: not a file; --model names a GGUF file", path));
-    if (info.st_size == 0 || (uint64_t)info.st_size > MODEL_BYTES_MAX)
+    if (info.st_size < MODEL_BYTES_MIN)
+        KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
+                           "model file %s: %" PRIu64
+                           " bytes are too short to be a GGUF file; fetch it again",
+                           path, (uint64_t)info.st_size));
+    if ((uint64_t)info.st_size > MODEL_BYTES_MAX)
         KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
                            "model file %s: %" PRIu64 " bytes cannot be a model; fetch it again",
                            path, (uint64_t)info.st_size));

@@ -42,22 +42,25 @@ enum kv_err slots_init(const struct slots_settings *settings, struct slots *slot
     group = SLOTS_PER_FRAME * slots->slot_bytes + slots->frame_bytes;
     groups = settings->budget_bytes / group;
     if (groups > UINT32_MAX / SLOTS_PER_FRAME / 2)
-        return kv_diag_set(diag, KV_ERR_LIMIT, "a slot budget of %llu bytes is too large",
-                           (unsigned long long)settings->budget_bytes);
+        return kv_diag_set(
+            diag, KV_ERR_LIMIT,
+            "a slot budget of %llu bytes is too large: give less with --slots-memory",
+            (unsigned long long)settings->budget_bytes);
     slots->total = (uint32_t)groups * SLOTS_PER_FRAME;
     slots->frames = (uint32_t)groups;
     slots->pool_bytes = groups * group;
     if (slots->total < LAYOUT_PAGE_SLOTS * (LAYOUT_WINDOW_PAGES_MAX + 1) + settings->reserve)
         return kv_diag_set(diag, KV_ERR_NO_SLOTS,
                            "a slot budget of %llu bytes gives %u slots; one session needs %u and "
-                           "the reserve %u: use a larger budget",
+                           "the reserve %u: give more with --slots-memory",
                            (unsigned long long)settings->budget_bytes, slots->total,
                            LAYOUT_PAGE_SLOTS * (LAYOUT_WINDOW_PAGES_MAX + 1), settings->reserve);
     slots->free_list = kv_alloc_zeroed(settings->alloc, slots->total, sizeof *slots->free_list);
     slots->pool.geometry = settings->geometry;
     slots->pool.slots = device_get(settings->device, slots->pool_bytes);
     if (!slots->free_list || !slots->pool.slots)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a slot pool of %llu bytes",
+        return kv_diag_set(diag, KV_ERR_NOMEM,
+                           "no memory for a slot pool of %llu bytes: give less with --slots-memory",
                            (unsigned long long)slots->pool_bytes);
     slots->pool.meta = slots->pool.slots + slots->total * slots->slot_bytes;
     if (settings->poison)
