@@ -20,9 +20,6 @@ static int is_unseen(const unsigned char *at, int length) {
         c = (at[0] & 0x1fU) << 6 | (at[1] & 0x3fU);
     else if (length == 3)
         c = (at[0] & 0x0fU) << 12 | (at[1] & 0x3fU) << 6 | (at[2] & 0x3fU);
-#ifdef BREAK_UNSEEN
-    return 0;
-#endif
     return c == 0xad || c == 0x61c || c == 0x180e || (c >= 0x200b && c <= 0x200f) ||
            (c >= 0x2028 && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) || c == 0xfeff;
 }

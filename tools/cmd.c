@@ -177,10 +177,8 @@ static void watch_begin(struct watch *watch, int signals) {
     *watch = (struct watch){.signals = signals, .over = -1};
     if (signals >= 0)
         watch->over = eventfd(0, EFD_CLOEXEC);
-#ifndef BREAK_WATCH
     watch->runs =
         watch->over >= 0 && pthread_create(&watch->thread, NULL, watch_signals, watch) == 0;
-#endif
 }
 
 static void watch_end(struct watch *watch) {
