@@ -129,7 +129,7 @@ static double step_ms(const struct model *model, const struct ops_table *ops, ui
         struct worker workers[2];
         pthread_t thread;
         uint64_t start = now_ns();
-        for (uint32_t i = 0; i < threads; i++)
+        for (uint32_t i = 0; i < threads && i < 2; i++)
             workers[i] = (struct worker){model, ops, &arrived, i, threads, rows, scratch[i]};
         if (threads == 2 && pthread_create(&thread, NULL, run_step, &workers[1]) != 0)
             exit(1);
