@@ -179,6 +179,60 @@ static void many_rounds(void **state) {
     }
 }
 
+/* One batch with one record of incompressible bytes. */
+static void put_bytes(struct store *store, const char *key, size_t size) {
+    struct testing_random random;
+    struct store_batch *batch = NULL;
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    testing_random_init(&random, size);
+    testing_random_bytes(&random, bytes, size);
+    const struct iovec piece = {bytes, size};
+    const struct store_part part = {0, STORE_RAW, &piece, 1};
+    const struct store_put put = {key, strlen(key), "v", 1, &part, 1};
+    assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
+    assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+    free(bytes);
+}
+
+static void delete_key(struct store *store, const char *key) {
+    struct store_batch *batch = NULL;
+    assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
+    assert_int_equal(store_batch_delete(batch, key, strlen(key), NULL), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+}
+
+/* The put stands in a segment that stays, its deletion in one that gc removes: a rebuild must not
+ * bring the record back. */
+static void a_deletion_outlives_its_segment(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    int exists = 1;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    size_t most = options.segment_bytes * 2 / 3;
+    struct store *store = support_store_open(&options);
+    put_bytes(store, "gone", 4096);
+    put_bytes(store, "stays", most);
+    put_bytes(store, "filler", most);
+    delete_key(store, "gone");
+    put_bytes(store, "later", most);
+    delete_key(store, "filler");
+    assert_true(support_store_segment_bytes(dir, 2) > 0);
+    run_gc(store);
+    assert_true(support_store_segment_bytes(dir, 1) > 0);
+    assert_int_equal(support_store_segment_bytes(dir, 2), 0);
+    store_close(store);
+    support_store_remove_index(dir);
+    store = support_store_open(&options);
+    assert_int_equal(store_exists(store, "gone", 4, &exists, NULL), KV_OK);
+    assert_false(exists);
+    assert_int_equal(store_exists(store, "stays", 5, &exists, NULL), KV_OK);
+    assert_true(exists);
+    store_close(store);
+}
+
 static int run_child(const char *dir, const struct faulty_io_plan *plan) {
     pid_t child = fork();
     assert_true(child >= 0);
@@ -463,6 +517,7 @@ static void failing_at_every_allocation(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(frees_what_nobody_uses), cmocka_unit_test(many_rounds),
+             cmocka_unit_test(a_deletion_outlives_its_segment),
              cmocka_unit_test(cut_at_every_change), cmocka_unit_test(failing_at_every_change),
              cmocka_unit_test(failing_at_every_allocation), cmocka_unit_test(full_budget_empties),
              cmocka_unit_test(rate_and_stop), cmocka_unit_test(holds_keep_segments),
