@@ -53,7 +53,6 @@ SRC_store    := $(wildcard store/*.c store/base/*.c)
 CU           := $(wildcard kernels/cuda/*.cu)
 
 ifeq ($(CUDA)$(if $(CU),,0),1)
-CFLAGS      += -DCOLDPLANE_CUDA=1
 CPPFLAGS    += -isystem $(patsubst %/bin/nvcc,%/include,$(NVCC))
 CU_OBJ      := $(CU:%.cu=$B/%.cu.o)
 LDLIBS      += -L$(patsubst %/bin/nvcc,%/lib64,$(NVCC)) -lcudart_static -ldl -lrt -lstdc++
