@@ -75,8 +75,6 @@ static void usage_mistakes_end_with_1(void **state) {
     cli_refused(cli, 1, "no such benchmark");
     cli_call(cli, "help", "frob", NULL);
     cli_refused(cli, 1, "no such command");
-    cli_call(cli, "chat", "--json", NULL);
-    cli_refused(cli, 1, "coldplane run chat --prompt");
     assert_int_not_equal(access(cli->store, F_OK), 0);
     cli_call(cli, "run", "a", "-p", "x", "--top-p", "0", "--json", NULL);
     cli_refused(cli, 1, "top-p is 0");

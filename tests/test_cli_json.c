@@ -91,8 +91,26 @@ static void a_value_is_no_flag(void **state) {
     assert_int_equal(cli->out[0], 0);
 }
 
+static void a_chat_is_one_document(void **state) {
+    struct cli *cli = *state;
+    cli->input = "hello\nand then?\n/quit\n";
+    cli_call(cli, "chat", "-s", "talk", "-n", "4", "--json", NULL);
+    cli_good(cli);
+    assert_int_equal(cJSON_GetArraySize(cli_member(cli, "turns")), 2);
+    assert_string_equal(cli_text(cli, "turns.0.session"), "new");
+    assert_string_equal(cli_text(cli, "turns.1.session"), "resident");
+    assert_true(cli_number(cli, "turns.1.receipt.tokens") >
+                cli_number(cli, "turns.0.receipt.tokens"));
+    cli->input = "go on\n";
+    cli_call(cli, "chat", "-s", "talk", "-n", "4", "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "turns.0.session"), "woken");
+    assert_string_equal(cli_text(cli, "turns.0.woken.fingerprint"), "bits-equal");
+    assert_true(cli_number(cli, "turns.0.woken.tokens_prefilled") == 0);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(TEST(any_bytes_give_valid_json), TEST(needles_of_odd_bytes_are_refused),
              TEST(the_settings_are_json_when_asked), TEST(help_is_json_when_asked),
-             TEST(a_value_is_no_flag))
+             TEST(a_value_is_no_flag), TEST(a_chat_is_one_document))

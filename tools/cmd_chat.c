@@ -24,9 +24,10 @@ struct talk {
     struct service *service;
     struct session *session;
     struct progress progress;
-    int show; /* print the answer while it is made */
+    int show;    /* print the answer while it is made */
+    cJSON *said; /* with --json: one object for each turn, printed at the end */
+    struct service_opened opened;
     int first_text;
-    uint64_t turns;
 };
 
 static int on_text(void *context, const char *text, size_t bytes) {
@@ -72,7 +73,6 @@ static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
     progress_begin(&talk->progress, stderr, talk->cmd->clock, "reading", "tokens");
     enum kv_err err = turn_run(talk->service, talk->session, &options, result, diag);
     progress_end(&talk->progress);
-    talk->turns += err == KV_OK;
     return err;
 }
 
@@ -228,14 +228,26 @@ static enum kv_err tell_or_end(enum kv_err err, const struct kv_diag *diag) {
     return KV_OK;
 }
 
+/* How the session was found belongs to the first turn only. */
+static void note_turn(struct talk *talk, const struct turn_result *result) {
+    cJSON *turn = cJSON_CreateObject();
+    run_json(turn, result, &talk->opened);
+    cJSON_AddItemToArray(talk->said, turn);
+    memset(&talk->opened, 0, sizeof talk->opened);
+    talk->opened.found = SERVICE_RESIDENT;
+}
+
 static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
                              struct kv_diag *diag) {
     struct turn_result result;
     struct kv_diag why = {""};
     talk->cmd->interrupts = 0;
     enum kv_err err = say(talk, line, bytes, &result, &why);
-    printf("\n");
+    if (talk->show)
+        printf("\n");
     fflush(stdout);
+    if (err == KV_OK && talk->said != NULL)
+        note_turn(talk, &result);
     if (err == KV_OK && result.cancelled)
         fprintf(stderr, "(stopped; saved so far)\n");
     else if (err == KV_OK && result.done == ENGINE_DONE_LENGTH)
@@ -324,14 +336,14 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     memset(&opened, 0, sizeof opened);
     cmd->session_name = cmd->config->session != NULL ? cmd->config->session : "chat";
     KV_TRY(session_check_name(cmd->session_name, diag));
-    if (cmd->result != NULL)
-        KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
-                           "chat: --json is for one turn; use `coldplane run %.60s --prompt TEXT "
-                           "--json`",
-                           cmd->session_name));
+    if (cmd->result != NULL) {
+        talk.said = cJSON_AddArrayToObject(cmd->result, "turns");
+        talk.show = 0;
+    }
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
     KV_TRY(open_talk(&talk, &opened, diag));
+    talk.opened = opened;
     greet(&talk, &opened);
     warn_birth_flags(cmd->config, opened.found);
     KV_TRY(line_edit_open(cmd, &edit, diag));
