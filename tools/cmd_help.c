@@ -80,7 +80,7 @@ static const struct cmd_entry entries[] = {
      "of free space; nothing else may write meanwhile. --dry-run says what would go.",
      "  coldplane gc --dry-run\n  coldplane gc --rate 50MiB --json\n", 0, 0,
      CONFIG_GC | CONFIG_WRITE, cmd_gc},
-    {"fsck", "", "do segments, index and sessions say the same?",
+    {"fsck", "", "compare segments, index and sessions",
      "Compares the batch records of the segments with the index, record for record and both ways,\n"
      "then names, snapshots, pages, blocks and counts. Changes nothing by itself.\n"
      "--read-data      also digests every extent and checks roots and block chains.\n"
