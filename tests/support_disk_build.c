@@ -43,7 +43,8 @@ static void write_piece(struct node *node, const struct disk_entry *entry, size_
                         size_t end) {
     if (entry->off + end > node->count)
         resize(node, (size_t)entry->off + end);
-    memcpy(node->bytes + entry->off + from, entry->bytes + from, end - from);
+    if (end > from)
+        memcpy(node->bytes + entry->off + from, entry->bytes + from, end - from);
 }
 
 static void drop_name(struct node *node, const char *text) {
@@ -167,7 +168,7 @@ static void put_file(const char *path, const uint8_t *bytes, size_t count) {
     }
     while (end > 0 && bytes[end - 1] == 0)
         end--;
-    if (fwrite(bytes, 1, end, file) != end || fflush(file) != 0 ||
+    if ((end > 0 && fwrite(bytes, 1, end, file) != end) || fflush(file) != 0 ||
         ftruncate(fileno(file), (off_t)count) != 0) {
         fprintf(stderr, "disk: cannot write %s\n", path);
         abort();
