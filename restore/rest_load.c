@@ -6,8 +6,8 @@
  */
 #include "restore/rest_load.h"
 
+#include "engine/scales.h"
 #include "restore/rest_fetch.h"
-#include "restore/rest_scales.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -76,7 +76,7 @@ static void *digest_main(void *context) {
         enum kv_err err = rest_load_check(item->label, &item->extent->digest, &found, &diag);
         loading->checked++;
         if (err == KV_OK)
-            err = rest_scales_check(item->label, &part, &diag);
+            err = scales_check(item->label, &part, &diag);
         if (err == KV_OK)
             continue;
         loading->failed++;
