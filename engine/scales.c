@@ -7,8 +7,7 @@
 
 enum { SCALE_BITS_MIN = 0x0400, SCALE_BITS_MAX = 0x7bff };
 
-enum kv_err scales_check(const char *what, const struct transfer_part *part,
-                              struct kv_diag *diag) {
+enum kv_err scales_check(const char *what, const struct transfer_part *part, struct kv_diag *diag) {
     if (part->stream != LAYOUT_META)
         return KV_OK;
     for (uint32_t i = 0; i < part->piece_count; i++) {
