@@ -44,6 +44,11 @@ uint64_t ops_tensor_bytes(enum ops_type type, uint32_t n, uint32_t k);
 void ops_weight_pack(const struct ops_weight *weight, const uint8_t *tensor, uint8_t *packed,
                      uint32_t first_panel, uint32_t end_panel);
 
+/* rows[n][k] = the packed weights of those panels as BF16, nearest even; `rows` is the whole
+ * matrix, `scratch` has k * 16 floats. Exact for BF16 weights; what a device multiplies with. */
+void ops_weight_rows(const struct ops_weight *packed, uint16_t *rows, uint32_t first_panel,
+                     uint32_t end_panel, float *scratch);
+
 /* y[rows][n] = residual[rows][n] + x[rows][k] * W^T. `residual` NULL means none; it has y's stride
  * and may be y itself. x must not overlap y. rows 1..OPS_ROWS_MAX. */
 struct ops_matmul {

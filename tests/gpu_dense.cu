@@ -1,7 +1,8 @@
 /* tests/gpu_dense.cu - the CUDA twins of ops.h against plain C, bit for bit.
  *
  * Responsible for: embedding in every weight type, RMS norm, RoPE with both pairings, SwiGLU over
- * ordinary and extreme values, add; strides and odd sizes; nothing written beyond the rows.
+ * ordinary and extreme values, add; strides and odd sizes; nothing written beyond the rows. Matrix
+ * products against double precision within their bound, and the bits of a row beside any others.
  * Not responsible for: attention and seal (gpu_parity.cu). Ends with `N passed, N failed`.
  */
 #include "kernels/cuda/cuda_ops.h"
@@ -141,6 +142,149 @@ static void test_embed(enum ops_type type) {
     check(out.same(), "embed", type);
 }
 
+/* Weights of every type as BF16 rows. */
+static void test_weight_rows(enum ops_type type) {
+    enum { N = 75, K = 320 };
+    twin<uint8_t> packed(ops_weight_bytes(type, N, K));
+    twin<uint16_t> rows(N * K + 7);
+    std::vector<uint8_t> tensor(ops_tensor_bytes(type, N, K));
+    std::vector<float> scratch(K * OPS_PANEL);
+    struct ops_weight host = {type, N, K, packed.host.data()}, device = host;
+
+    for (size_t i = 0; i < tensor.size(); i++)
+        tensor[i] = (uint8_t)source.below(type == OPS_F32 || i % 2 ? 64 : 256);
+    ops_weight_pack(&host, tensor.data(), packed.host.data(), 0, (N + 15) / 16);
+    packed.send(), rows.send();
+    device.bytes = packed.device;
+    ops_weight_rows(&host, rows.host.data(), 0, (N + 15) / 16, scratch.data());
+    GPU_TRY(cuda_ops_weight_rows(&device, rows.device, 0));
+    check(rows.same(), "weight rows", type);
+}
+
+/* Three products over the same x, the second with a residual in place, for rows [first, +rows) of x
+ * and y; rows and columns around them must stay as they were. */
+struct matmul_scene {
+    enum { ROWS = 300, PAD = 4 };
+    uint32_t n[3], k;
+    std::vector<std::vector<uint16_t>> weight;
+    std::vector<uint16_t *> on_device;
+    std::vector<float> x, residual;
+    float *x_device, *y_device[3];
+    uint16_t *scratch;
+    struct cuda_ops_device device;
+
+    size_t stride(int i) const {
+        return n[i] + 3;
+    }
+    matmul_scene(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t depth) : n{n0, n1, n2}, k(depth) {
+        GPU_TRY(cuda_ops_open(&device));
+        x.resize(ROWS * (k + PAD));
+        for (float &value : x)
+            value = source.normal();
+        residual.resize(ROWS * stride(1));
+        for (float &value : residual)
+            value = source.normal();
+        GPU_TRY(cudaMalloc((void **)&x_device, x.size() * 4));
+        GPU_TRY(cudaMalloc((void **)&scratch, cuda_ops_matmul_scratch_bytes(ROWS, k)));
+        GPU_TRY(cudaMemcpy(x_device, x.data(), x.size() * 4, cudaMemcpyHostToDevice));
+        for (int i = 0; i < 3; i++) {
+            uint16_t *at;
+            weight.emplace_back((size_t)n[i] * k);
+            for (uint16_t &value : weight[i])
+                value = gpu_bf16(source.normal() * 0.05f);
+            GPU_TRY(cudaMalloc((void **)&at, weight[i].size() * 2));
+            GPU_TRY(cudaMemcpy(at, weight[i].data(), weight[i].size() * 2, cudaMemcpyHostToDevice));
+            on_device.push_back(at);
+            GPU_TRY(cudaMalloc((void **)&y_device[i], ROWS * stride(i) * 4));
+        }
+    }
+    ~matmul_scene() {
+        cudaFree(x_device), cudaFree(scratch);
+        for (int i = 0; i < 3; i++)
+            cudaFree(on_device[i]), cudaFree(y_device[i]);
+    }
+    std::vector<float> start(int i) const {
+        if (i == 1)
+            return residual;
+        return std::vector<float>(ROWS * stride(i), -77.0f);
+    }
+    std::vector<std::vector<float>> run(uint32_t first, uint32_t rows) {
+        std::vector<std::vector<float>> y;
+        struct ops_matmul args[3] = {};
+        struct cuda_ops_matmul launch = {&device, args, 3, scratch, 0};
+        for (int i = 0; i < 3; i++) {
+            y.push_back(start(i));
+            GPU_TRY(cudaMemcpy(y_device[i], y[i].data(), y[i].size() * 4, cudaMemcpyHostToDevice));
+            args[i].weight = {OPS_BF16, n[i], k, (const uint8_t *)on_device[i]};
+            args[i].x = x_device + first * (k + PAD);
+            args[i].x_stride = k + PAD;
+            args[i].y = y_device[i] + first * stride(i);
+            args[i].y_stride = stride(i);
+            args[i].residual = i == 1 ? args[i].y : NULL;
+            args[i].rows = rows;
+        }
+        GPU_TRY(cuda_ops_matmul(&launch));
+        for (int i = 0; i < 3; i++)
+            GPU_TRY(cudaMemcpy(y[i].data(), y_device[i], y[i].size() * 4, cudaMemcpyDeviceToHost));
+        return y;
+    }
+};
+
+static float from_bf16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+/* |y - exact| over its bound, worst of the outputs; exact in double over fp32 x. */
+static double worst_of_bound(const matmul_scene &scene, int i, const std::vector<float> &y,
+                             uint32_t row) {
+    double worst = 0;
+
+    for (uint32_t n = 0; n < scene.n[i]; n++) {
+        double sum = 0, size = 0;
+        for (uint32_t k = 0; k < scene.k; k++) {
+            double product = (double)scene.x[row * (scene.k + scene.PAD) + k] *
+                             from_bf16(scene.weight[i][(size_t)n * scene.k + k]);
+            sum += product;
+            size += fabs(product);
+        }
+        size_t at = row * scene.stride(i) + n;
+        sum += i == 1 ? scene.residual[at] : 0;
+        double bound =
+            (0x1p-8 + (scene.k / 16.0 + 2 * scene.k + 10) * 0x1p-23) * size + 0x1p-23 * fabs(sum);
+        worst = fmax(worst, fabs(y[at] - sum) / bound);
+    }
+    return worst;
+}
+
+static void test_matmul(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t k) {
+    static const uint32_t spans[][2] = {{0, 1},   {5, 1},   {3, 8},    {3, 9},  {1, 16},
+                                        {2, 17},  {0, 33},  {0, 64},   {7, 65}, {0, 128},
+                                        {4, 200}, {0, 256}, {11, 265}, {299, 1}};
+    matmul_scene scene(n0, n1, n2, k);
+    std::vector<std::vector<float>> all = scene.run(0, scene.ROWS);
+    double worst = 0;
+
+    for (int i = 0; i < 3; i++)
+        for (uint32_t row = 0; row < scene.ROWS; row += 97)
+            worst = fmax(worst, worst_of_bound(scene, i, all[i], row));
+    printf("matmul %u %u %u x %u: worst error %.3f of its bound\n", n0, n1, n2, k, worst);
+    check(worst < 1 && worst > 0, "matmul bound", k);
+    for (const uint32_t *span : spans) {
+        std::vector<std::vector<float>> y = scene.run(span[0], span[1]);
+        for (int i = 0; i < 3; i++) {
+            std::vector<float> expected = scene.start(i);
+            size_t stride = scene.stride(i);
+            for (uint32_t row = span[0]; row < span[0] + span[1]; row++)
+                memcpy(&expected[row * stride], &all[i][row * stride], scene.n[i] * 4);
+            check(memcmp(y[i].data(), expected.data(), expected.size() * 4) == 0,
+                  "matmul rows beside others", span[0] * 1000 + span[1]);
+        }
+    }
+}
+
 int main(void) {
     static const enum ops_type types[] = {OPS_F32, OPS_F16, OPS_BF16, OPS_Q8_0, OPS_Q4_0, OPS_Q4_1};
     static const uint32_t widths[] = {1, 31, 64, 576, 4096, 12288, 14336};
@@ -156,6 +300,13 @@ int main(void) {
     test_values(1300001);
     for (enum ops_type type : types)
         test_embed(type);
+    for (enum ops_type type : types)
+        test_weight_rows(type);
+    test_matmul(576, 192, 192, 576);
+    test_matmul(1, 130, 47, 32);
+    test_matmul(150, 576, 33, 1536);
+    test_matmul(1024, 256, 4096, 4096);
+    test_matmul(64, 257, 16, 14336);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

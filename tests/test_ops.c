@@ -99,6 +99,34 @@ static void packing_keeps_every_weight(void **state) {
     }
 }
 
+/* Rows of other panels and those beyond n keep what they had. */
+static void rows_as_bf16_are_the_nearest(void **state) {
+    (void)state;
+    enum { N = 41, K = 96, SPARE = 16 };
+    struct testing_random random;
+    uint16_t rows[(N + SPARE) * K];
+    float scratch[K * OPS_PANEL];
+
+    testing_random_init(&random, testing_seed("rows", 77));
+    for (int i = 0; i < SUPPORT_TENSOR_TYPES; i++) {
+        struct support_tensor tensor = support_tensor_make(support_tensor_types[i], N, K, &random);
+        memset(rows, 0xee, sizeof rows);
+        ops_weight_rows(&tensor.weight, rows, 1, 3, scratch);
+        for (uint32_t n = 0; n < N + SPARE; n++)
+            for (uint32_t k = 0; k < K; k++) {
+                double exact = n < N ? support_tensor_value(&tensor, n, k) : 0;
+                double held = (double)dense_bf16_f32(rows[n * K + k]);
+                if (n < 16 || n >= N)
+                    assert_int_equal(rows[n * K + k], 0xeeee);
+                else
+                    assert_true(fabs(held - exact) <= fabs(exact) * 0x1p-8 + 0x1p-134);
+                if (n >= 16 && n < N && tensor.type == OPS_BF16)
+                    assert_true(held == exact);
+            }
+        support_tensor_drop(&tensor);
+    }
+}
+
 static void panels_may_be_packed_apart(void **state) {
     (void)state;
     struct testing_random random;
@@ -449,6 +477,7 @@ static void tables_have_names_and_rates(void **state) {
 TESTING_MAIN(cmocka_unit_test(sizes_are_stated_and_bad_ones_refused),
              cmocka_unit_test(halves_convert_exactly), cmocka_unit_test(packing_keeps_every_weight),
              cmocka_unit_test(panels_may_be_packed_apart),
+             cmocka_unit_test(rows_as_bf16_are_the_nearest),
              cmocka_unit_test(embedding_gathers_exact_rows),
              cmocka_unit_test(norm_is_near_double_and_equal_in_twins),
              cmocka_unit_test(rope_is_near_double_and_equal_in_twins),

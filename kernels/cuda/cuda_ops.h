@@ -1,11 +1,13 @@
 /* kernels/cuda/cuda_ops.h - launchers of the CUDA twins of ops.h.
  *
- * Responsible for: embedding, RMS norm, RoPE with the BF16 write of K and V, SwiGLU, add.
- * Not responsible for: matrix products (cuBLASLt, engine/device), memory, streams.
+ * Responsible for: embedding, RMS norm, RoPE with the BF16 write of K and V, SwiGLU, add, matrix
+ * products over BF16 weights.
+ * Not responsible for: memory, streams.
  *
  * As in cuda_kvops.h the argument struct is read on the host during the call and every pointer in
  * it, those in ops_kv_dest included, is an address of the device. All items are done; the results
- * are the bits of the host twins (a NaN may have another payload).
+ * are the bits of the host twins (a NaN may have another payload), those of the matrix product
+ * within the bound in dense_matmul.cu.
  *
  * Threads: any thread may launch.
  * Units: as in ops.h.
@@ -26,6 +28,33 @@ cudaError_t cuda_ops_rmsnorm(const struct ops_rmsnorm *args, cudaStream_t stream
 cudaError_t cuda_ops_rope(const struct ops_rope *args, cudaStream_t stream);
 cudaError_t cuda_ops_swiglu(const struct ops_swiglu *args, cudaStream_t stream);
 cudaError_t cuda_ops_add(const struct ops_add *args, cudaStream_t stream);
+
+/* Of the current device; must succeed once per device before cuda_ops_matmul. */
+struct cuda_ops_device {
+    uint32_t thin_ctas[2]; /* CTAs at once: to 8 rows, to 16 rows */
+    uint32_t overlap;      /* 1 when a kernel may start before the preceding one has ended */
+};
+cudaError_t cuda_ops_open(struct cuda_ops_device *device_out);
+
+/* Products that share x, x_stride, rows and k. Here weight.type is OPS_BF16 and weight.bytes is
+ * BF16 [n][k] row by row (cuda_ops_weight_rows), 16-byte aligned as x is; x_stride is a multiple of
+ * 4. A row's bits depend on x, W and k alone, whatever rows are beside it. Weights may be read
+ * before the preceding kernel of the stream has ended; everything else is read after its end. */
+enum { CUDA_OPS_PRODUCTS_MAX = 4 };
+struct cuda_ops_matmul {
+    const struct cuda_ops_device *device;
+    const struct ops_matmul *args;
+    uint32_t count;    /* 1 .. CUDA_OPS_PRODUCTS_MAX */
+    uint16_t *scratch; /* cuda_ops_matmul_scratch_bytes, 16-byte aligned; NULL when that is 0 */
+    cudaStream_t stream;
+};
+size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t k);
+cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch);
+
+/* rows[n][k] = the packed weights, any type, rounded to BF16 (nearest even): the bits of
+ * ops_weight_rows. Synchronise before the first product that reads them. */
+cudaError_t cuda_ops_weight_rows(const struct ops_weight *packed, uint16_t *rows,
+                                 cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
  * shared memory; one warp sums it in the order of the twin: element i in lane i % 32, then halves.
  */
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device_dense.cuh"
 
 enum { THREADS = 256, LANES = 32, WIDTH_SHARED_MAX = 8192 };
 
@@ -32,6 +33,8 @@ static __global__ void __launch_bounds__(THREADS)
     const float *x = args.x + blockIdx.x * args.x_stride;
     float *y = args.y + blockIdx.x * args.y_stride;
 
+    dense_let_next_start();
+    dense_wait_for_previous();
     for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
         row[i] = x[i];
     __syncthreads();
@@ -50,7 +53,12 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t cuda_ops_rmsnorm(const struct ops_rmsnorm *args, cudaStream_t stream) {
     uint32_t kept = args->width <= WIDTH_SHARED_MAX ? args->width : 0;
 
-    if (args->rows > 0)
-        norm_kernel<<<args->rows, THREADS, kept * sizeof(float), stream>>>(*args, kept);
-    return cudaGetLastError();
+    void *arguments[] = {(void *)args, &kept};
+
+    if (args->rows == 0)
+        return cudaSuccess;
+    return dense_launch((const void *)norm_kernel,
+                        {dim3(args->rows), dim3(THREADS), kept * (uint32_t)sizeof(float), stream,
+                         dense_can_overlap()},
+                        arguments);
 }

@@ -7,17 +7,9 @@
  * by latency. Grid: (row, part of the row's heads); q heads first, then k, then v.
  */
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device_dense.cuh"
 
 enum { THREADS = 256 };
-
-/* Nearest, ties to even; a NaN keeps its sign and high bits and becomes quiet. */
-static __device__ __forceinline__ uint16_t to_bf16(float value) {
-    uint32_t bits = __float_as_uint(value);
-
-    if ((bits & 0x7fffffff) > 0x7f800000)
-        return (uint16_t)(bits >> 16 | 0x0040);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 /* Pair i of a head of x, rotated, to (*first, *second). */
 static __device__ __forceinline__ void rotate(const struct ops_rope &args, const float *x,
@@ -41,6 +33,8 @@ static __global__ void __launch_bounds__(THREADS)
     const struct ops_kv_dest *dest = args.dest + row;
     float2 pair;
 
+    dense_let_next_start();
+    dense_wait_for_previous();
     if (head < args.q_heads) {
         float *q = args.q + row * args.q_stride + (uint64_t)head * args.head_dim;
         rotate(args, q, i, &pair);
@@ -59,15 +53,19 @@ static __global__ void __launch_bounds__(THREADS)
         pair = make_float2(args.v[off + one], args.v[off + two]);
     else
         rotate(args, args.k + off, i, &pair);
-    to[one] = to_bf16(pair.x);
-    to[two] = to_bf16(pair.y);
+    to[one] = dense_to_bf16(pair.x);
+    to[two] = dense_to_bf16(pair.y);
 }
 
 extern "C" cudaError_t cuda_ops_rope(const struct ops_rope *args, cudaStream_t stream) {
     uint32_t items = (args->q_heads + 2 * args->kv_heads) * (args->head_dim / 2);
 
-    if (args->rows > 0)
-        rope_kernel<<<dim3(args->rows, (items + THREADS - 1) / THREADS), THREADS, 0, stream>>>(
-            *args);
-    return cudaGetLastError();
+    void *arguments[] = {(void *)args};
+
+    if (args->rows == 0)
+        return cudaSuccess;
+    return dense_launch((const void *)rope_kernel,
+                        {dim3(args->rows, (items + THREADS - 1) / THREADS), dim3(THREADS), 0,
+                         stream, dense_can_overlap()},
+                        arguments);
 }

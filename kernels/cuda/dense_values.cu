@@ -7,6 +7,7 @@
  * The exponential repeats the steps of kernels/host/dense.h, every operation rounded alone.
  */
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device_dense.cuh"
 
 enum { THREADS = 256 };
 
@@ -30,6 +31,8 @@ static __device__ __forceinline__ float exp_as_host(float x) {
 
 static __global__ void __launch_bounds__(THREADS)
     swiglu_kernel(const __grid_constant__ struct ops_swiglu args) {
+    dense_let_next_start();
+    dense_wait_for_previous();
     for (uint64_t i = blockIdx.x * (uint64_t)THREADS + threadIdx.x; i < args.count;
          i += (uint64_t)gridDim.x * THREADS) {
         float gate = args.gate[i];
@@ -40,6 +43,8 @@ static __global__ void __launch_bounds__(THREADS)
 
 static __global__ void __launch_bounds__(THREADS)
     add_kernel(const __grid_constant__ struct ops_add args) {
+    dense_let_next_start();
+    dense_wait_for_previous();
     for (uint64_t i = blockIdx.x * (uint64_t)THREADS + threadIdx.x; i < args.count;
          i += (uint64_t)gridDim.x * THREADS)
         args.y[i] = __fadd_rn(args.a[i], args.b[i]);
@@ -50,14 +55,19 @@ static uint32_t ctas_of(size_t count) {
     return (uint32_t)(ctas < most ? ctas : most);
 }
 
+static cudaError_t launch(const void *kernel, const void *args, size_t count, cudaStream_t stream) {
+    void *arguments[] = {(void *)args};
+
+    if (count == 0)
+        return cudaSuccess;
+    return dense_launch(
+        kernel, {dim3(ctas_of(count)), dim3(THREADS), 0, stream, dense_can_overlap()}, arguments);
+}
+
 extern "C" cudaError_t cuda_ops_swiglu(const struct ops_swiglu *args, cudaStream_t stream) {
-    if (args->count > 0)
-        swiglu_kernel<<<ctas_of(args->count), THREADS, 0, stream>>>(*args);
-    return cudaGetLastError();
+    return launch((const void *)swiglu_kernel, args, args->count, stream);
 }
 
 extern "C" cudaError_t cuda_ops_add(const struct ops_add *args, cudaStream_t stream) {
-    if (args->count > 0)
-        add_kernel<<<ctas_of(args->count), THREADS, 0, stream>>>(*args);
-    return cudaGetLastError();
+    return launch((const void *)add_kernel, args, args->count, stream);
 }

@@ -135,6 +135,19 @@ void dense_widen_c(const struct ops_weight *weight, uint32_t panel, float *wide_
     }
 }
 
+void ops_weight_rows(const struct ops_weight *packed, uint16_t *rows, uint32_t first_panel,
+                     uint32_t end_panel, float *scratch) {
+    assert(held(packed->type, packed->n, packed->k));
+    assert(end_panel <= dense_panels(packed));
+    for (uint32_t panel = first_panel; panel < end_panel; panel++) {
+        dense_widen_c(packed, panel, scratch);
+        for (uint32_t n = panel * OPS_PANEL; n < (panel + 1) * OPS_PANEL && n < packed->n; n++)
+            for (uint32_t k = 0; k < packed->k; k++)
+                rows[(size_t)n * packed->k + k] =
+                    dense_f32_bf16(scratch[(size_t)k * OPS_PANEL + n % OPS_PANEL]);
+    }
+}
+
 /* One lane of a unit, the same bits as widen_unit. */
 static void widen_lane(enum ops_type type, const uint8_t *unit, uint32_t lane, float *out) {
     const uint8_t *codes = unit + (type == OPS_Q4_1 ? OPS_PANEL * 4 : OPS_PANEL * 2);
