@@ -28,8 +28,8 @@ uint64_t snap_commit_extent_bytes(uint64_t raw_bytes) {
     return kv_round_up(raw_bytes, STORE_PAGE_BYTES);
 }
 
-static enum store_codec_hint hint_of(enum layout_stream stream) {
-    switch (stream) {
+enum store_codec_hint snap_commit_hint(uint8_t kind) {
+    switch (kind) {
     case LAYOUT_KH:
     case LAYOUT_VB:
     case LAYOUT_META:
@@ -87,8 +87,8 @@ static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
         const struct transfer_part *from = &item->parts[i];
         for (uint32_t k = 0; k < from->piece_count; k++)
             pieces[i][k] = (struct iovec){from->pieces[k].bytes, from->pieces[k].size};
-        parts[1 + i] = (struct store_part){(uint8_t)from->stream, hint_of(from->stream), pieces[i],
-                                           from->piece_count};
+        parts[1 + i] = (struct store_part){(uint8_t)from->stream, snap_commit_hint(from->stream),
+                                           pieces[i], from->piece_count};
     }
     const struct record_block record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
                                         LAYOUT_SINK_TOKENS +
@@ -391,7 +391,7 @@ static enum kv_err put_page(struct save *save, const struct transfer_frozen_page
     if (frozen->bytes == NULL)
         return save->replaces ? KV_OK : snap_gc_page_uses(&save->gc, page->page_id, 1, save->diag);
     const struct iovec piece = {frozen->bytes, frozen->size};
-    const struct store_part part = {(uint8_t)stream, hint_of(stream), &piece, 1};
+    const struct store_part part = {(uint8_t)stream, snap_commit_hint(stream), &piece, 1};
     const struct record_page record = {save->line->lineage, page->first, page->tokens, 1};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_page(page->page_id);
