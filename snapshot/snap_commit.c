@@ -61,6 +61,9 @@ static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line
     struct record_lineage record = {.snapshot_count = snapshot_count};
     uint8_t value[RECORD_OUT_BYTES];
     memcpy(record.name, line->name, sizeof record.name);
+#ifdef BREAK_COUNT
+    record.snapshot_count += snapshot_count != 0;
+#endif
     struct record_key key = record_key_lineage(line->lineage);
     uint32_t size = record_put_lineage(&record, value);
     return put_record(batch, &key, value, size, diag);
