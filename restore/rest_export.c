@@ -169,10 +169,7 @@ static enum kv_err put_extents(struct exporting *out, enum export_tag tag,
 
 static enum kv_err put_block(struct exporting *out, uint32_t index) {
     struct rest_plan_block *block = &out->plan.blocks[index];
-    const struct export_block head = {
-        .extent_count = block->extent_count,
-        .record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
-                   LAYOUT_SINK_TOKENS + (uint64_t)index * LAYOUT_BLOCK_TOKENS}};
+    const struct export_block head = {.extent_count = block->extent_count, .record = block->record};
     struct record_key key = record_key_block(out->plan.image.lineage, index);
     uint8_t content[EXPORT_BLOCK_BYTES_MAX];
     char label[32];

@@ -10,6 +10,7 @@
 #include "restore/rest_fetch.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Between rounds a wake can be cancelled; a round is long enough to keep the disk busy. */
@@ -25,6 +26,17 @@ enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
     kv_digest_hex(found, found_text);
     return kv_diag_set(diag, KV_ERR_CORRUPT, "%s: digest is %s, saved was %s", what, found_text,
                        expected_text);
+}
+
+/* What can be done about an extent that is not what was saved. */
+static void add_remedy(enum layout_stream stream, struct kv_diag *diag) {
+    const uint32_t refine = 1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2 | 1u << LAYOUT_VX;
+    size_t length = strnlen(diag->text, sizeof diag->text - 1);
+    snprintf(diag->text + length, sizeof diag->text - length, "%s",
+             (refine >> stream & 1) != 0
+                 ? "; this plane only refines: `coldplane scrub --keep-lower` keeps the session at "
+                   "a lower tier"
+                 : "; `coldplane scrub` names the older snapshots that do not need it");
 }
 
 struct loading {
@@ -83,6 +95,7 @@ static void *digest_main(void *context) {
         if (loading->err == KV_OK) {
             loading->err = err;
             loading->diag = diag;
+            add_remedy(item->stream, &loading->diag);
         }
     }
     return NULL;
@@ -127,6 +140,16 @@ static size_t round_end(const struct loading *loading, size_t first) {
     return end;
 }
 
+/* A frame that cannot be unzipped fails in the read already: the diag is of the first in order. */
+static void remedy_of_round(const struct loading *loading, size_t first, size_t end,
+                            struct kv_diag *diag) {
+    size_t i = first;
+    while (i < end && loading->reads[i].result == KV_OK)
+        i++;
+    if (i < end && diag != NULL)
+        add_remedy(loading->fetch.items[i].stream, diag);
+}
+
 static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     for (size_t first = 0; first < loading->fetch.count && err == KV_OK;) {
@@ -139,6 +162,8 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
         struct store_read_stats stats = {0};
         loading->round_first = first;
         err = store_read(loading->args->source->store, &args, &stats, diag);
+        if (err == KV_ERR_CORRUPT)
+            remedy_of_round(loading, first, end, diag);
         add_stats(loading->args->receipt, &stats);
         first = end;
         if (err == KV_OK && loading->cancelled)

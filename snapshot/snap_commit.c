@@ -93,9 +93,10 @@ static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
         parts[1 + i] = (struct store_part){(uint8_t)from->stream, snap_commit_hint(from->stream),
                                            pieces[i], from->piece_count};
     }
-    const struct record_block record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
-                                        LAYOUT_SINK_TOKENS +
-                                            (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
+    const struct record_block record = {
+        .code_id = RECORD_CODE_ID,
+        .layout_id = RECORD_LAYOUT_ID,
+        .first_position = LAYOUT_SINK_TOKENS + (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_block(line->lineage, item->index);
     const struct store_put put = {.key = key.bytes,
@@ -458,7 +459,8 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
     enum kv_err err = store_batch_put(save->gc.batch, &put, save->diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {save->id, image->lineage, image->created_ns};
+    const struct record_name head = {
+        .snapshot = save->id, .lineage = image->lineage, .updated_ns = image->created_ns};
     key = record_key_name(image->name);
     uint32_t size = record_put_name(&head, value);
     err = put_record(save->gc.batch, &key, value, size, save->diag);

@@ -6,6 +6,7 @@
  */
 #include "snapshot/snap_gc.h"
 
+#include "snapshot/snap_retain.h"
 #include "snapshot/snapshot.h"
 
 #include <string.h>
@@ -222,6 +223,8 @@ enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, c
         err = store_batch_delete(gc.batch, lineage.bytes, lineage.size, diag);
     if (err == KV_OK)
         err = store_batch_delete(gc.batch, key.bytes, key.size, diag);
+    if (err == KV_OK)
+        err = snap_retain_forget(store, gc.batch, name, diag);
     if (err != KV_OK) {
         store_batch_abandon(gc.batch);
         return err;

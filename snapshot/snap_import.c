@@ -138,8 +138,8 @@ static enum kv_err put_block(struct importing *importing, const struct snap_take
                                      .value_bytes = record_put_block(block->record, value),
                                      .parts = parts,
                                      .part_count = block->extent_count};
-    importing->chain =
-        record_chain(&importing->chain, lineage, block->index, kinds, digests, block->extent_count);
+    importing->chain = record_chain_block(&importing->chain, &key, block->record, kinds, digests,
+                                          block->extent_count);
     importing->result->blocks++;
     return put(importing, &key, &stored, diag);
 }
@@ -229,7 +229,8 @@ static enum kv_err put_snapshot(struct importing *importing, const uint8_t *byte
     enum kv_err err = put(importing, &key, &snapshot, diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {id, image->lineage, image->created_ns};
+    const struct record_name head = {
+        .snapshot = id, .lineage = image->lineage, .updated_ns = image->created_ns};
     key = record_key_name(image->name);
     const struct store_put name = {.value = value, .value_bytes = record_put_name(&head, value)};
     return put(importing, &key, &name, diag);

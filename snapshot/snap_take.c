@@ -254,7 +254,10 @@ static enum kv_err take_block(struct taking *taking, uint32_t index) {
             (struct snap_take_extent){(uint8_t)frame.number, NULL, frame.bytes, frame.digest};
         seen |= i > 0 ? 1u << frame.number : 0;
     }
-    KV_TRY(check_streams(taking, seen));
+    /* Planes that the session has given up stand by their digests. */
+    if (seen & record_dropped(&block.record))
+        KV_TRY(broken(taking, "a stream is there although it was given up"));
+    KV_TRY(check_streams(taking, seen | record_dropped(&block.record)));
     for (uint32_t i = 0; i < block.extent_count; i++) {
         extents[i].bytes = (const uint8_t *)taking->buffer + places[i];
         KV_TRY(check_numbers(taking, &extents[i]));
