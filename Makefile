@@ -94,7 +94,7 @@ help:
 	@echo '                  (DEMO_TOKENS=2048, MODEL=path)'
 	@echo 'make test         set up, build, run every test (TESTS="test_a test_b", QUICK=1)'
 	@echo 'make check        style, imports, mutable globals, layout'
-	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
+	@echo 'make check-twins  every BREAK_ switch must make its test fail'
 	@echo 'make sanitize     all tests under ASan and UBSan'
 	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
 	@echo 'make sweep        every power cut and every failing call of one life (STRIDE=1)'
@@ -185,8 +185,10 @@ endef
 # A program with the faulty index gets every call to the index sent through it.
 WRAP_CALLS  := pread pwrite fdatasync
 WRAP_RANDOM := -Wl,--wrap=getrandom
+WRAP_DEVICE := -Wl,--wrap=device_host_open
 WRAPPED   := open close get next state apply sync
-WRAP       = $(if $(filter %/support_faulty_index.o,$1),$(WRAPPED:%=-Wl,--wrap=index_%)) \
+WRAP       = $(if $(filter %/support_wall.o,$1),$(WRAP_DEVICE)) \
+             $(if $(filter %/support_faulty_index.o,$1),$(WRAPPED:%=-Wl,--wrap=index_%)) \
              $(if $(filter %/support_world.o,$1),$(WRAP_RANDOM)) \
              $(if $(filter %/support_faulty_calls.o,$1),$(WRAP_CALLS:%=-Wl,--wrap=%))
 
@@ -269,8 +271,7 @@ check: $(PRODUCT_OBJ)
 	@tools/check.sh $^
 
 check-twins: $(TEST_PROGRAMS) $(LONG_TESTS:%=$B/tests/%)
-	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' '-Wl,--as-needed -lcmocka $(LDLIBS)' \
-	    '$(TWINS)'
+	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' '-Wl,--as-needed -lcmocka $(LDLIBS)'
 
 # For check-twins: what the program tests/$(TEST).c is linked from.
 print-link:

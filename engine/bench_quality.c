@@ -123,18 +123,29 @@ static enum kv_err feed(struct run *run, struct session *session, uint32_t count
 }
 
 /* Wrong K scales of one page: the fp16 exponent raised, in every layer and head. */
-static void spoil(struct session *session) {
-    struct slots *slots = &session->engine->slots;
-    uint8_t *frame = slots_frame(slots, session->blocks[0]->map.meta_frame);
+static enum kv_err spoil(struct session *session, struct kv_diag *diag) {
+    struct engine *engine = session->engine;
+    struct slots *slots = &engine->slots;
+    uint8_t *at = slots_frame(slots, session->blocks[0]->map.meta_frame);
+    uint8_t *frame = kv_alloc_aligned(engine->settings.alloc, slots->frame_bytes, 64);
+    struct device_copy out = {frame, at, slots->frame_bytes}, in = {at, frame, slots->frame_bytes};
     const struct layout_geometry *g = &slots->pool.geometry;
+    enum kv_err err;
 
+    if (!frame)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a frame");
+    err = device_copy_out(engine->device, DEVICE_STEP, &out, 1);
     for (uint32_t layer = 0; layer < g->layers; layer++)
         for (uint32_t head = 0; head < g->kv_heads; head++) {
-            struct layout_at at = {layer, head, 1};
-            uint8_t *tile = frame + layout_tile(g, LAYOUT_META, at).off;
+            struct layout_at page = {layer, head, 1};
+            uint8_t *tile = frame + layout_tile(g, LAYOUT_META, page).off;
             for (uint32_t token = 0; token < LAYOUT_PAGE_TOKENS; token++)
                 tile[2 * token + 1] += SPOIL_EXPONENT << 2;
         }
+    if (err == KV_OK)
+        err = device_copy_in(engine->device, DEVICE_STEP, &in, 1);
+    kv_alloc_release(engine->settings.alloc, frame);
+    return err == KV_OK ? KV_OK : engine_inner_device(engine, diag);
 }
 
 static enum kv_err open_session(struct run *run, const char *name, struct image_policy policy,
@@ -209,7 +220,7 @@ static enum kv_err run_chunks(struct run *run, struct kv_diag *diag) {
             run->side = &run->sides[i];
             err = feed(run, run->sides[i].session, count, diag);
             if (run->sides[i].row->spoilt && blocks == 0 && run->sides[i].session->block_count)
-                spoil(run->sides[i].session);
+                err = spoil(run->sides[i].session, diag);
         }
         if (options->progress)
             options->progress(options->context, (uint32_t)run->chunk_first + count,

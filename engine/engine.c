@@ -20,7 +20,6 @@
 
 enum { SESSIONS_MAX = 1024 };
 
-static const char weight_path[] = "weights as held, fp32 rows, k ascending";
 static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
 
 /* Sources and compiler do not say which C library made the RoPE tables, so their bits do. */
@@ -33,8 +32,9 @@ static struct kv_digest numerics_id(const struct device *device, const struct fo
 #ifdef BREAK_TABLES_ID
     tables[0] = 0;
 #endif
-    int bytes = snprintf(text, sizeof text, "%s\n%s\n%s\n%s\n%s\n%s\n", device->kind,
-                         BUILD_SOURCES_DIGEST, BUILD_COMPILER, weight_path, code_constants, tables);
+    int bytes = snprintf(text, sizeof text, "%s\n%s\n%s\n%s\n%s\n%s\n%s", device->kind,
+                         BUILD_SOURCES_DIGEST, BUILD_COMPILER, device->weight_path, code_constants,
+                         tables, device->details);
 
     assert(bytes > 0 && (size_t)bytes < sizeof text);
     return kv_digest_of(text, (size_t)bytes);
@@ -111,9 +111,11 @@ static enum kv_err open_tables(struct engine *engine, struct kv_diag *diag) {
     engine->seqs = kv_alloc_zeroed(alloc, engine->singles_max + 1, sizeof *engine->seqs);
     engine->candidates =
         kv_alloc_zeroed(alloc, engine->model.vocab_count, sizeof *engine->candidates);
-    engine->bad_tokens = kv_alloc_zeroed(alloc, (size_t)g->layers * g->kv_heads, sizeof(int32_t));
+    engine->bad_tokens =
+        device_get(engine->device, (uint64_t)g->layers * g->kv_heads * sizeof(int32_t));
+    engine->bad_host = kv_alloc_zeroed(alloc, (size_t)g->layers * g->kv_heads, sizeof(int32_t));
     if (!engine->sessions || !engine->batch || !engine->seqs || !engine->candidates ||
-        !engine->bad_tokens ||
+        !engine->bad_tokens || !engine->bad_host ||
         block_table_init(alloc, &engine->slots, engine, &engine->blocks) != KV_OK)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the engine's tables");
     return KV_OK;
@@ -174,13 +176,15 @@ void engine_close(struct engine *engine) {
     forward_drop(engine->forward);
     template_drop(engine->template);
     tokenizer_drop(engine->tokenizer);
+    if (engine->bad_tokens)
+        device_put(engine->device, engine->bad_tokens);
     device_close(engine->device);
     posts_release(&engine->posts);
     kv_alloc_release(alloc, engine->sessions);
     kv_alloc_release(alloc, engine->batch);
     kv_alloc_release(alloc, engine->seqs);
     kv_alloc_release(alloc, engine->candidates);
-    kv_alloc_release(alloc, engine->bad_tokens);
+    kv_alloc_release(alloc, engine->bad_host);
     kv_alloc_release(alloc, engine);
 }
 
@@ -244,6 +248,12 @@ enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void
 
 void engine_apply(struct engine *engine) {
     posts_apply(&engine->posts);
+}
+
+enum kv_err engine_inner_device(struct engine *engine, struct kv_diag *diag) {
+    return kv_diag_set(diag, KV_ERR_DEVICE, "%s: %s%s", engine->device->name,
+                       engine->device->trouble,
+                       engine->device->lost ? "; what was saved is safe: start again" : "");
 }
 
 enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_need *need,

@@ -10,7 +10,7 @@
  * Units: tokens, positions and pages are counts; slots are DESIGN section 3 slots; sizes in bytes.
  * Errors: INVALID, NOT_FOUND, BUSY (state does not allow it), LIMIT (context or named maximum),
  * NO_SLOTS, MISMATCH (model file or image), CORRUPT (model file), NOMEM, DEVICE (values that are
- * not finite).
+ * not finite; an accelerator that fails).
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -90,7 +90,8 @@ uint32_t engine_plan_slots(const struct engine *engine, const struct image_polic
 /* One scheduler step: applies what was posted, decodes every generating session in one batch and
  * prefills at most one chunk of one session (round robin). `*count_out` = 0 and KV_OK: nothing to
  * do. A session that fails gets an event and keeps what it had before the step (fed tokens without
- * KV are taken back); the others go on; the call itself still returns KV_OK.
+ * KV are taken back); the others go on; the call itself still returns KV_OK, but for DEVICE when
+ * the device is lost: then every later call fails too, and what was saved is safe.
  * `events` has room for 2 × sessions_max + 1. A session that was cancelled has its event first;
  * slots_low may put it to sleep later in the same step, so compare an event's session with those
  * that session_at gives before touching it. */

@@ -41,7 +41,8 @@ struct engine {
     struct forward_seq *seqs; /* [singles_max + 1] */
     uint32_t singles_max;
     struct sampler_candidate *candidates; /* [vocab] */
-    int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal */
+    int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal, on the device … */
+    int32_t *bad_host;                    /* … and here */
     int stepping;
     int committing; /* the workspace holds rows that are not in their windows yet */
 };
@@ -128,6 +129,8 @@ int engine_inner_has_work(const struct session *session);
 void engine_inner_end_request(struct session *session);
 /* Where attention finds the session's tokens. */
 struct kvops_seq engine_inner_seq(const struct session *session);
+/* DEVICE: what the device says, in the user's words. */
+enum kv_err engine_inner_device(struct engine *engine, struct kv_diag *diag);
 enum kv_err engine_inner_bad(const struct session *session, const struct forward_seq *seq,
                              struct kv_diag *diag);
 

@@ -241,10 +241,15 @@ static enum kv_err seal(struct session *session, struct kv_diag *diag) {
     } else {
         struct kvops_seal args = {
             .pool = engine->slots.pool, .block = block->map, .bad_token = engine->bad_tokens};
+        struct device_copy bad = {engine->bad_host, engine->bad_tokens,
+                                  kvops_seal_items(&args) * sizeof(int32_t)};
         uint32_t layer, token;
         memcpy(args.pages, session->window.pages, sizeof args.pages);
         args.block.tier = (uint8_t)tier;
         device_seal(engine->device, &args);
+        if (device_copy_out(engine->device, DEVICE_STEP, &bad, 1) != KV_OK)
+            return engine_inner_device(engine, diag);
+        args.bad_token = engine->bad_host;
         if (kvops_seal_bad(&args, &layer, &token))
             return kv_diag_set(diag, KV_ERR_DEVICE,
                                "session '%s': K or V of layer %u at token %llu cannot be encoded",
@@ -271,7 +276,8 @@ static void tell_sealed(struct session *session) {
     hooks->block_sealed(hooks->context, session, block);
 }
 
-static void append(struct session *session, const struct forward_seq *seq) {
+static enum kv_err append(struct session *session, const struct forward_seq *seq,
+                          struct kv_diag *diag) {
     struct engine *engine = session->engine;
     struct window_rows rows = {.chunk = forward_chunk(engine->forward),
                                .chunk_rows = forward_chunk_rows(engine->forward),
@@ -280,12 +286,14 @@ static void append(struct session *session, const struct forward_seq *seq) {
                                .position = session->n_kv,
                                .sealed_blocks = session->block_count};
 
-    window_append(&session->window, engine->device, &engine->slots, &rows);
+    if (window_append(&session->window, engine->device, &engine->slots, &rows) != KV_OK)
+        return engine_inner_device(engine, diag);
     session->n_kv += session->step_rows;
     if (session->step_is_prefill)
         session->tokens_prefilled += session->step_rows;
     else
         session->tokens_decoded += session->step_rows;
+    return KV_OK;
 }
 
 /* What one session's rows lead to. */
@@ -304,7 +312,13 @@ static void commit(struct step *step, struct session *session, const struct forw
 #ifdef BREAK_LATE_TIERS
     engine_inner_review(session);
 #endif
-    append(session, seq);
+    err = append(session, seq, step->diag);
+    if (err != KV_OK) {
+        /* Sealed or half written: what it has in memory fits no token count any more. */
+        fail(step, session, err);
+        (void)session_move(session, SESSION_FAILED);
+        return;
+    }
     if (session->n_kv >= session->fed_end)
         session->logits_n_kv = session->n_kv;
 #ifndef BREAK_LATE_TIERS
@@ -336,9 +350,15 @@ static void run_groups(struct step *step) {
             fill_seq(session, &engine->seqs[count]);
             members[count++] = session;
         }
-        forward_run(engine->forward, &engine->slots.pool, engine->seqs, count);
-        for (uint32_t i = 0; i < count; i++)
-            commit(step, members[i], &engine->seqs[i]);
+        enum kv_err err = forward_run(engine->forward, &engine->slots.pool, engine->seqs, count);
+        if (err != KV_OK)
+            (void)engine_inner_device(engine, step->diag);
+        for (uint32_t i = 0; i < count; i++) {
+            if (err == KV_OK)
+                commit(step, members[i], &engine->seqs[i]);
+            else
+                fail(step, members[i], err);
+        }
     }
 }
 
@@ -373,5 +393,5 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
     engine->batch_count = 0;
     engine->stepping = 0;
     *count_out = step.event_count;
-    return KV_OK;
+    return engine->device->lost ? engine_inner_device(engine, diag) : KV_OK;
 }

@@ -127,8 +127,9 @@ enum kv_err session_ask(struct session *session, const struct session_ask *ask, 
     }
     if (ask->hide_count)
         KV_TRY(hide(session, ask, &seq.kv, &bits, diag));
-    forward_run(engine->forward, &engine->slots.pool, &seq, 1);
-    if (seq.bad_layer >= 0)
+    if (forward_run(engine->forward, &engine->slots.pool, &seq, 1) != KV_OK)
+        err = engine_inner_device(engine, diag);
+    else if (seq.bad_layer >= 0)
         err = engine_inner_bad(session, &seq, diag);
 done:
     kv_alloc_release(engine->settings.alloc, views);

@@ -55,6 +55,8 @@ static void ask_for_planes(struct session *session, struct block *block, uint32_
     if (!hooks->planes_wanted || slots_available(&session->engine->slots, 0) < slots_of(streams))
         return;
     block_expect(block, streams);
+    /* As for a load: nothing of the slots' last owners may come after what is read. */
+    (void)device_wait(session->engine->device, DEVICE_STEP);
     block_hold(block);
     hooks->planes_wanted(hooks->context, session, block);
 }
@@ -102,15 +104,10 @@ static uint32_t missing_slots(const struct session *session, const struct image_
     return slots;
 }
 
-/* A policy said twice in a row is the mark of mixed history (image_mixed_from): that entry stays,
- * and no other is made to look like it. */
 static void record_policy(struct session *session, const struct image_policy *policy) {
     struct image_policy_change *last = &session->policies[session->policy_count - 1];
-    int marked = session->policy_count > 1 && image_policy_equal(&last->policy, &last[-1].policy);
 
-    if (image_policy_equal(&last->policy, policy))
-        return;
-    if (last->from_n_kv != session->n_kv || marked)
+    if (last->from_n_kv != session->n_kv)
         last = &session->policies[session->policy_count++];
     *last = (struct image_policy_change){session->n_kv, *policy};
 }
@@ -129,7 +126,8 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
                            session->name);
     if (session->state == SESSION_FAILED)
         return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has failed", session->name);
-    if (session->policy_count == IMAGE_POLICIES_MAX)
+    if (session->policy_count == IMAGE_POLICIES_MAX &&
+        session->policies[session->policy_count - 1].from_n_kv != session->n_kv)
         return kv_diag_set(diag, KV_ERR_LIMIT, "session '%s' has changed its policy %d times",
                            session->name, IMAGE_POLICIES_MAX);
     need.slots = missing_slots(session, policy);

@@ -57,13 +57,86 @@ uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts
     return parts_in(block, block->arriving, parts_out);
 }
 
-struct kv_digest transfer_part_digest(const struct transfer_part *part) {
-    struct kv_digest_state state;
+/* --- bytes */
 
-    kv_digest_init(&state);
-    for (uint32_t i = 0; i < part->piece_count; i++)
-        kv_digest_update(&state, part->pieces[i].bytes, part->pieces[i].size);
-    return kv_digest_final(&state);
+int transfer_mapped(const struct engine *engine) {
+#ifdef BREAK_REACH
+    return engine != NULL;
+#else
+    return device_mapped(engine->device, engine->slots.pool.slots) != NULL;
+#endif
+}
+
+void *transfer_host_get(struct engine *engine, uint64_t bytes) {
+    return device_host_get(engine->device, bytes);
+}
+
+void transfer_host_put(struct engine *engine, void *memory) {
+    device_host_put(engine->device, memory);
+}
+
+enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part *part,
+                               void *bytes_out) {
+    struct device_copy copies[sizeof part->pieces / sizeof part->pieces[0]];
+    uint8_t *to = bytes_out;
+
+    for (uint32_t i = 0; i < part->piece_count; i++) {
+        const struct transfer_piece *piece = &part->pieces[i];
+        copies[i] = (struct device_copy){to, piece->bytes, piece->size};
+        if (part->staged)
+            memcpy(to, piece->bytes, piece->size);
+        to += piece->size;
+    }
+    return part->staged ? KV_OK
+                        : device_copy_out(engine->device, DEVICE_OUT, copies, part->piece_count);
+}
+
+enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
+                                const void *bytes) {
+    struct device_copy copies[sizeof part->pieces / sizeof part->pieces[0]];
+    const uint8_t *from = bytes;
+
+    for (uint32_t i = 0; i < part->piece_count; i++) {
+        const struct transfer_piece *piece = &part->pieces[i];
+        copies[i] = (struct device_copy){piece->bytes, from, piece->size};
+        if (part->staged)
+            memcpy(piece->bytes, from, piece->size);
+        from += piece->size;
+    }
+    return part->staged ? KV_OK
+                        : device_copy_in(engine->device, DEVICE_IN, copies, part->piece_count);
+}
+
+/* A few at a time, so that the list needs no memory of its own. */
+enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
+                             uint32_t count, struct kv_digest *digests_out) {
+    enum { EACH = 16 };
+    struct device_extent extents[EACH];
+    struct kv_digest digests[EACH];
+    uint32_t of[EACH], filled = 0;
+    enum kv_err err = KV_OK;
+
+    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
+        const struct transfer_part *part = &parts[i];
+        if (part->staged) {
+            assert(part->piece_count == 1);
+            digests_out[i] = kv_digest_of(part->pieces[0].bytes, part->pieces[0].size);
+        } else {
+            struct device_extent *extent = &extents[filled];
+            extent->part_count = part->piece_count;
+            extent->part_bytes = part->piece_count ? part->pieces[0].size : 0;
+            for (uint32_t k = 0; k < part->piece_count; k++)
+                extent->part[k] = part->pieces[k].bytes;
+            of[filled++] = i;
+        }
+        if (filled == EACH || (filled && i + 1 == count)) {
+            err = device_digest(engine->device, DEVICE_IN, extents, filled, digests);
+            for (uint32_t k = 0; k < filled && err == KV_OK; k++)
+                digests_out[of[k]] = digests[k];
+            filled = 0;
+        }
+    }
+    return err;
 }
 
 /* --- what writers and readers say */
@@ -104,8 +177,9 @@ void transfer_block_failed(struct block *block) {
 
 static void apply_arrived(void *context) {
     struct block *block = context;
+    enum kv_err err = device_wait(block->table->engine->device, DEVICE_IN);
 
-    block_settle(block, block->arrived_err);
+    block_settle(block, block->arrived_err == KV_OK ? err : block->arrived_err);
     review(block);
     block_let_go(block);
 }
@@ -224,22 +298,44 @@ static enum kv_err freeze_image(struct session *session, struct image *image) {
     return KV_OK;
 }
 
+/* The page's tokens one after the other; by way of whole slots where the processor cannot look. */
+static enum kv_err pack_page(struct engine *engine, const struct kvops_page *page, uint32_t tokens,
+                             uint8_t *dense) {
+    const struct slots *slots = &engine->slots;
+    const uint8_t *addresses[LAYOUT_PAGE_SLOTS];
+    struct device_copy copies[LAYOUT_PAGE_SLOTS];
+    uint8_t *whole = NULL;
+    enum kv_err err = KV_OK;
+
+    if (!transfer_mapped(engine)) {
+        whole = device_host_get(engine->device, LAYOUT_PAGE_SLOTS * slots->slot_bytes);
+        if (!whole)
+            return KV_ERR_NOMEM;
+    }
+    for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++) {
+        uint8_t *at = slots_at(slots, page->slot[i]);
+        addresses[i] = whole ? whole + i * slots->slot_bytes : device_mapped(engine->device, at);
+        copies[i] = (struct device_copy){(void *)addresses[i], at, slots->slot_bytes};
+    }
+    if (whole)
+        err = device_copy_out(engine->device, DEVICE_STEP, copies, LAYOUT_PAGE_SLOTS);
+    if (err == KV_OK)
+        layout_pack(&slots->pool.geometry, addresses, tokens, dense);
+    device_host_put(engine->device, whole);
+    return err;
+}
+
 static enum kv_err freeze_page(struct session *session, const struct kvops_page *page, int wanted,
                                struct transfer_frozen_page *frozen) {
-    const struct slots *slots = &session->engine->slots;
-    const uint8_t *addresses[LAYOUT_PAGE_SLOTS];
+    struct engine *engine = session->engine;
 
-    frozen->size = layout_dense_bytes(&slots->pool.geometry, frozen->tokens);
+    frozen->size = layout_dense_bytes(&engine->model.geometry, frozen->tokens);
     if (!wanted)
         return KV_OK;
-    frozen->bytes =
-        kv_alloc_aligned(session->engine->settings.alloc, frozen->size, LAYOUT_SLOT_UNIT);
+    frozen->bytes = kv_alloc_aligned(engine->settings.alloc, frozen->size, LAYOUT_SLOT_UNIT);
     if (!frozen->bytes)
         return KV_ERR_NOMEM;
-    for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
-        addresses[i] = slots_at(slots, page->slot[i]);
-    layout_pack(&slots->pool.geometry, addresses, frozen->tokens, frozen->bytes);
-    return KV_OK;
+    return pack_page(engine, page, frozen->tokens, frozen->bytes);
 }
 
 static enum kv_err freeze_pages(struct session *session, transfer_want_page want, void *context,
@@ -284,6 +380,8 @@ enum kv_err transfer_freeze(struct session *session, transfer_want_page want, vo
         err = freeze_pages(session, want, context, &frozen);
     if (err != KV_OK) {
         transfer_frozen_release(session->engine, &frozen);
+        if (err == KV_ERR_DEVICE)
+            return engine_inner_device(session->engine, diag);
         return kv_diag_set(diag, err, "no memory to freeze session '%s'", session->name);
     }
     *frozen_out = frozen;

@@ -4,8 +4,8 @@
  * session back in the shadow: reserved slots that nothing can see until they are published.
  * Not responsible for: writing or reading them, or choosing what to save.
  *
- * Threads: the scheduler thread; pieces of a held block or of a load may be read or filled by one
- * other thread.
+ * Threads: the scheduler thread; parts of a held block may be read by one writer thread, parts that
+ * are expected filled and digested by one reader thread.
  * Units: bytes and slots.
  * Errors: as engine.h.
  */
@@ -17,7 +17,8 @@
 #include "kernels/layout.h"
 
 /* Where one stream of a block, a page or the sinks lies: the stored extent is the pieces in
- * order. Pieces are 4 KiB aligned when they are slots. */
+ * order. Pieces are 4 KiB aligned when they are slots. They are addresses of the device, which the
+ * processor may follow only when transfer_mapped says so or the part is staged. */
 struct transfer_piece {
     void *bytes;
     uint64_t size;
@@ -27,7 +28,20 @@ struct transfer_part {
     uint32_t piece_count;
     struct transfer_piece pieces[32];
     uint64_t size; /* of all pieces */
+    int staged;    /* 1: memory of the processor, moved to the device when the load is published */
 };
+int transfer_mapped(const struct engine *engine);
+/* The part's bytes in one piece of `part->size`, from and to memory of the processor; DEVICE. */
+enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part *part,
+                               void *bytes_out);
+enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
+                                const void *bytes);
+/* Digests of the parts' bytes where they lie; DEVICE. */
+enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
+                             uint32_t count, struct kv_digest *digests_out);
+/* Memory of the processor that parts are read to and written from fastest, 4 KiB aligned; NULL. */
+void *transfer_host_get(struct engine *engine, uint64_t bytes);
+void transfer_host_put(struct engine *engine, void *memory); /* NULL is allowed */
 
 /* Blocks. A block handed to hooks.block_sealed is held until durable or failed is said. */
 uint64_t transfer_block_index(const struct block *block);
@@ -46,12 +60,10 @@ void transfer_blocks_volatile(struct session *session,
                               void (*take)(void *context, struct block *block), void *context);
 
 /* After hooks.planes_wanted: the parts that were missing, and the word that they are filled. The
- * engine checks nothing; the caller has compared digests (transfer_part_digest). `session` may be
+ * engine checks nothing; the caller has compared digests (transfer_digests). `session` may be
  * gone, or NULL. Slots that a late read may still write must never be said to have arrived. */
 uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out);
 void transfer_planes_arrived(struct session *session, struct block *block, enum kv_err err);
-/* Digest of the part's bytes where they lie (on the device). */
-struct kv_digest transfer_part_digest(const struct transfer_part *part);
 
 /* What the durable side knows about a session; kept with it, read and written by snapshot/ and
  * restore/ on the scheduler thread only. */
@@ -108,7 +120,7 @@ uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
 void transfer_load_page(struct transfer_load *load, uint32_t index, struct transfer_part *part_out);
 void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out);
 /* One swap: the session exists, WAKING, with nothing prefilled. Owned by the engine from now on. */
-/* LIMIT, EXISTS: nothing changed, the load is still to be abandoned. */
+/* LIMIT, EXISTS, DEVICE, NOMEM: nothing changed, the load is still to be abandoned. */
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag);
 void transfer_load_abandon(struct transfer_load *load);

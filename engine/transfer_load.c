@@ -105,49 +105,22 @@ done:
     return err;
 }
 
-static enum layout_tier load_tier(const struct image *image, uint32_t block, int tiers_floor) {
-    const struct image_policy *policy = &image->policies[image->policy_count - 1].policy;
+static enum layout_tier load_tier(const struct session *session, uint32_t block, int tiers_floor) {
+    const struct image_policy *policy = engine_inner_policy(session);
 
-    if (tiers_floor)
-        return image_floor(policy);
-    return image_tier_without(image_tier(policy, block, image->n_kv),
-                              image->absent ? image->absent[block] : 0);
+    return tiers_floor ? image_floor(policy) : image_tier(policy, block, session->n_kv);
 }
 
-/* Mixed history begins where a block is first read at a coarser tier than its policy gives: from
- * then on the tier history repeats its policy. */
-static void mark_mixed(struct session *session, const struct image *image) {
-    int coarser = 0;
-
-    for (uint32_t i = 0; i < image->block_count; i++)
-        coarser |=
-            load_tier(image, i, 0) != image_tier(engine_inner_policy(session), i, image->n_kv);
-#ifdef BREAK_MIXED
-    return;
-#endif
-    if (!coarser || image_mixed_from(session->policies, session->policy_count))
-        return;
-    if (session->policy_count == IMAGE_POLICIES_MAX) {
-        memmove(session->policies, session->policies + 1,
-                (IMAGE_POLICIES_MAX - 1) * sizeof *session->policies);
-        session->policy_count--;
-    }
-    session->policies[session->policy_count] =
-        (struct image_policy_change){session->n_kv, *engine_inner_policy(session)};
-    session->policy_count++;
-}
-
-static void reserve_blocks(struct session *session, const struct image *image, int tiers_floor) {
+static void reserve_blocks(struct session *session, uint32_t count, int tiers_floor) {
     struct engine *engine = session->engine;
 
-    for (uint32_t i = 0; i < image->block_count; i++) {
-        enum layout_tier tier = load_tier(image, i, tiers_floor);
+    for (uint32_t i = 0; i < count; i++) {
+        enum layout_tier tier = load_tier(session, i, tiers_floor);
         uint32_t streams = layout_tier_streams(tier);
         struct block *block = block_make(&engine->blocks, i, streams);
         if (streams & 1u << LAYOUT_BF16)
             slots_take(&engine->slots, LAYOUT_BLOCK_SLOTS, block->map.slot);
         block->state = BLOCK_DURABLE;
-        block->unavailable = image->absent ? image->absent[i] : 0;
         engine_inner_push_block(session, block, tier);
     }
 }
@@ -189,12 +162,14 @@ enum kv_err transfer_load_begin(struct engine *engine, const struct image *image
     KV_TRY(take_staging(load, image, diag));
     need.frames = image->block_count;
     for (uint32_t i = 0; i < image->block_count; i++)
-        need.slots += layout_tier_slots(load_tier(image, i, tiers_floor));
+        need.slots += layout_tier_slots(load_tier(load->session, i, tiers_floor));
     KV_TRY(engine_inner_room(engine, &need, diag));
+    /* What was enqueued for the slots' last owners must not come after the bytes that are read. */
+    if (device_wait(engine->device, DEVICE_STEP) != KV_OK)
+        KV_TRY(engine_inner_device(engine, diag));
     window_take(&load->session->window, &engine->slots);
     load->session->has_window = 1;
-    reserve_blocks(load->session, image, tiers_floor);
-    mark_mixed(load->session, image);
+    reserve_blocks(load->session, image->block_count, tiers_floor);
     *load_out = load;
     load = NULL;
 done:
@@ -213,6 +188,7 @@ static void page_part(struct transfer_load *load, const struct kvops_page *page,
     const struct slots *slots = &load->engine->slots;
     uint64_t raw_bytes = layout_slot_raw_bytes(&slots->pool.geometry);
 
+    part_out->staged = staging != NULL;
     part_out->size = layout_dense_bytes(&slots->pool.geometry, tokens);
     part_out->piece_count = staging ? 1 : tokens ? LAYOUT_PAGE_SLOTS : 0;
     for (uint32_t i = 0; i < part_out->piece_count; i++)
@@ -237,18 +213,40 @@ void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_
               load->session->durable.sinks.tokens, part_out);
 }
 
-static void scatter(struct transfer_load *load, const struct kvops_page *page,
-                    const uint8_t *staging, uint32_t tokens) {
-    uint8_t *addresses[LAYOUT_PAGE_SLOTS];
+/* Staged tokens into their page. Where the processor cannot look the slots make a round trip: what
+ * stands behind the tokens must stay as it was. */
+static enum kv_err scatter(struct transfer_load *load, const struct kvops_page *page,
+                           const uint8_t *staging, uint32_t tokens) {
+    const struct slots *slots = &load->engine->slots;
+    struct device *device = load->engine->device;
+    struct device_copy out[LAYOUT_PAGE_SLOTS], in[LAYOUT_PAGE_SLOTS];
+    uint8_t *addresses[LAYOUT_PAGE_SLOTS], *whole = NULL;
+    enum kv_err err = KV_OK;
 
     if (!staging)
-        return;
+        return KV_OK;
 #ifdef BREAK_PARTIAL_PAGE
     tokens = tokens > 1 ? tokens - 1 : tokens;
 #endif
-    for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
-        addresses[i] = slots_at(&load->engine->slots, page->slot[i]);
-    layout_unpack(&load->engine->model.geometry, staging, tokens, addresses);
+    if (!transfer_mapped(load->engine)) {
+        whole = device_host_get(device, LAYOUT_PAGE_SLOTS * slots->slot_bytes);
+        if (!whole)
+            return KV_ERR_NOMEM;
+    }
+    for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++) {
+        uint8_t *at = slots_at(slots, page->slot[i]);
+        addresses[i] = whole ? whole + i * slots->slot_bytes : device_mapped(device, at);
+        out[i] = (struct device_copy){addresses[i], at, slots->slot_bytes};
+        in[i] = (struct device_copy){at, addresses[i], slots->slot_bytes};
+    }
+    if (whole)
+        err = device_copy_out(device, DEVICE_STEP, out, LAYOUT_PAGE_SLOTS);
+    if (err == KV_OK)
+        layout_unpack(&slots->pool.geometry, staging, tokens, addresses);
+    if (err == KV_OK && whole)
+        err = device_copy_in(device, DEVICE_STEP, in, LAYOUT_PAGE_SLOTS);
+    device_host_put(device, whole);
+    return err;
 }
 
 static void release_load(struct transfer_load *load) {
@@ -260,6 +258,21 @@ static void release_load(struct transfer_load *load) {
     kv_alloc_release(alloc, load);
 }
 
+static enum kv_err scatter_all(struct transfer_load *load) {
+    struct session *session = load->session;
+    enum kv_err err;
+
+    KV_TRY(device_wait(load->engine->device, DEVICE_IN));
+    KV_TRY(
+        scatter(load, &session->window.sinks, load->sinks_staging, session->durable.sinks.tokens));
+    for (uint32_t i = 0; i < load->page_count; i++)
+        KV_TRY(scatter(load, &session->window.pages[i], load->page_staging[i],
+                       session->durable.pages[i].tokens));
+    KV_TRY(device_wait(load->engine->device, DEVICE_STEP));
+done:
+    return err;
+}
+
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag) {
     struct session *session = load->session;
@@ -267,10 +280,11 @@ enum kv_err transfer_load_publish(struct transfer_load *load, struct session **s
 
     if (err != KV_OK)
         return err;
-    scatter(load, &session->window.sinks, load->sinks_staging, session->durable.sinks.tokens);
-    for (uint32_t i = 0; i < load->page_count; i++)
-        scatter(load, &session->window.pages[i], load->page_staging[i],
-                session->durable.pages[i].tokens);
+    err = scatter_all(load);
+    if (err == KV_ERR_DEVICE)
+        return engine_inner_device(load->engine, diag);
+    if (err != KV_OK)
+        return kv_diag_set(diag, err, "no memory to load session '%s'", session->name);
     engine_inner_add(load->engine, session);
     *session_out = session;
     release_load(load);

@@ -59,6 +59,18 @@ struct kvops_seal {
 /* After all items: 1 and the first bad layer and token, or 0 when every vector was encoded. */
 int kvops_seal_bad(const struct kvops_seal *args, uint32_t *layer_out, uint32_t *token_out);
 
+/* Rows of a chunk into one BF16 page: tokens [page_token, page_token + count) of the page, at most
+ * up to its end. chunk is [layer][K, V][kv_head][chunk_rows][dim]. Item: a layer. */
+struct kvops_append {
+    struct kvops_pool pool;
+    const uint16_t *chunk;
+    uint32_t chunk_rows;
+    uint32_t first_row;
+    uint32_t count;
+    struct kvops_page page;
+    uint32_t page_token;
+};
+
 /* Reads one page at a tier, in the rotated domain. One item. BF16 is not a tier here. */
 struct kvops_decode_page {
     struct kvops_pool pool;
@@ -108,6 +120,7 @@ uint64_t kvops_partial_bytes(const struct kvops_attend *args);
  * 4 blocks or tail page); combine, (seq, q head), after every decode item has ended. Sequences of
  * more than one row are for prefill; decode takes row_count 1 only. */
 uint32_t kvops_seal_items(const struct kvops_seal *args);
+uint32_t kvops_append_items(const struct kvops_append *args);
 uint32_t kvops_prefill_items(const struct kvops_attend *args);
 uint32_t kvops_decode_items(const struct kvops_attend *args);
 uint32_t kvops_combine_items(const struct kvops_attend *args);
@@ -120,6 +133,7 @@ struct kvops_table {
     const char *name; /* "host-c" or "host-avx2" */
     void (*seal)(const struct kvops_seal *args, uint32_t first_item, uint32_t end_item,
                  void *scratch);
+    void (*append)(const struct kvops_append *args, uint32_t first_item, uint32_t end_item);
     void (*decode_page)(const struct kvops_decode_page *args);
     void (*prefill)(const struct kvops_attend *args, uint32_t first_item, uint32_t end_item,
                     void *scratch);

@@ -1,7 +1,7 @@
 /* kernels/ops.h - dense operations: one argument struct each, and the table that runs them.
  *
  * Responsible for: packed weights, matrix product, embedding, RMS norm, RoPE with the BF16 write of
- * K and V, SwiGLU, add. Attention and seal stand in kvops.h.
+ * K and V, SwiGLU, add, finite. Attention and seal stand in kvops.h.
  * Not responsible for: memory (the caller's), threads (the caller splits items), checking files.
  *
  * An operation is a set of items that do not depend on each other: ops_x_items(args) says how many,
@@ -140,12 +140,24 @@ struct ops_add {
     size_t count;
 };
 
+/* bad[r] = mark where bad[r] was negative and row r of x holds a value that is not finite. Item: a
+ * row. */
+struct ops_finite {
+    const float *x;
+    int32_t *bad;
+    size_t x_stride;
+    uint32_t rows;
+    uint32_t width;
+    int32_t mark;
+};
+
 uint32_t ops_matmul_items(const struct ops_matmul *args);
 uint32_t ops_embed_items(const struct ops_embed *args);
 uint32_t ops_rmsnorm_items(const struct ops_rmsnorm *args);
 uint32_t ops_rope_items(const struct ops_rope *args);
 uint32_t ops_swiglu_items(const struct ops_swiglu *args);
 uint32_t ops_add_items(const struct ops_add *args);
+uint32_t ops_finite_items(const struct ops_finite *args);
 /* Only the matrix product needs scratch; the others take NULL. */
 size_t ops_matmul_scratch_bytes(const struct ops_matmul *args);
 
@@ -162,6 +174,8 @@ struct ops_table {
     void (*swiglu)(const struct ops_swiglu *args, uint32_t first_item, uint32_t end_item,
                    void *scratch);
     void (*add)(const struct ops_add *args, uint32_t first_item, uint32_t end_item, void *scratch);
+    void (*finite)(const struct ops_finite *args, uint32_t first_item, uint32_t end_item,
+                   void *scratch);
     /* Runs `iterations` rounds, each of the order of 0.1 us, of multiply-adds on registers alone;
      * returns the floating-point operations done (an FMA counts 2). The caller times it. */
     uint64_t (*fma_rate)(uint64_t iterations);

@@ -18,6 +18,7 @@ static enum kv_err add(struct rest_fetch *fetch, const struct store_extent *exte
     struct rest_fetch_item *item = &fetch->items[fetch->count];
     item->extent = extent;
     item->stream = part->stream;
+    item->place = *part;
     item->piece_count = part->piece_count;
     item->pieces = fetch->pieces + fetch->piece_count;
     if (extent->raw_bytes != part->size)
@@ -122,6 +123,10 @@ void rest_fetch_release(struct rest_fetch *fetch) {
     kv_alloc_release(fetch->alloc, fetch->pieces);
     fetch->items = NULL;
     fetch->pieces = NULL;
+}
+
+int rest_fetch_is_far(const struct rest_fetch_item *item, int mapped) {
+    return !mapped && !item->place.staged && item->piece_count > 0;
 }
 
 struct transfer_part rest_fetch_part(const struct rest_fetch_item *item) {

@@ -23,7 +23,8 @@ struct rest_fetch_item {
     const struct store_extent *extent; /* in the plan */
     enum layout_stream stream;
     uint32_t piece_count;
-    struct iovec *pieces;
+    struct iovec *pieces; /* where the read lands: the place itself, or memory on the way to it */
+    struct transfer_part place;
     char label[REST_FETCH_LABEL_BYTES]; /* "block 3, stream VR1" */
 };
 
@@ -39,7 +40,9 @@ struct rest_fetch {
 enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
                             struct rest_fetch *fetch_out, struct kv_diag *diag);
 void rest_fetch_release(struct rest_fetch *fetch);
-/* The item's destination as transfer.h describes it. */
+/* 1: the place is out of the processor's reach, so the bytes must land elsewhere first. */
+int rest_fetch_is_far(const struct rest_fetch_item *item, int mapped);
+/* Where the item lands, as transfer.h describes it. */
 struct transfer_part rest_fetch_part(const struct rest_fetch_item *item);
 
 #endif

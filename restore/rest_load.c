@@ -9,12 +9,17 @@
 #include "engine/scales.h"
 #include "restore/rest_fetch.h"
 
+#include "store/base/bytes.h"
+
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Between rounds a wake can be cancelled; a round is long enough to keep the disk busy. */
 static const uint64_t round_bytes_max = (uint64_t)64 << 20;
+
+/* Digests asked for at once. Where bytes land on the way to their places there is room for two
+ * rounds: one is read while the other goes on. */
+enum { DIGEST_EACH = 16, STAGES = 2, STAGE_ALIGN_BYTES = 4096 };
 
 enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
                             const struct kv_digest *found, struct kv_diag *diag) {
@@ -28,17 +33,6 @@ enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
                        expected_text);
 }
 
-/* What can be done about an extent that is not what was saved. */
-static void add_remedy(enum layout_stream stream, struct kv_diag *diag) {
-    const uint32_t refine = 1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2 | 1u << LAYOUT_VX;
-    size_t length = strnlen(diag->text, sizeof diag->text - 1);
-    snprintf(diag->text + length, sizeof diag->text - length, "%s",
-             (refine >> stream & 1) != 0
-                 ? "; this plane only refines: `coldplane scrub --keep-lower` keeps the session at "
-                   "a lower tier"
-                 : "; `coldplane scrub` names the older snapshots that do not need it");
-}
-
 struct loading {
     const struct rest_load_args *args;
     struct rest_fetch fetch;
@@ -47,7 +41,13 @@ struct loading {
     pthread_cond_t landed;
     size_t *queue; /* items that have landed, in that order */
     size_t queue_first, queue_end;
+    size_t digested; /* items of the queue that are done with */
     int closed;
+    int mapped;      /* places are memory of the processor */
+    uint8_t *stages; /* [STAGES][stage_bytes], else */
+    uint64_t stage_bytes;
+    size_t stage_ends[STAGES]; /* of the queue, when the stage's last round was over */
+    uint32_t round;
     /* Of the digest thread; read by the caller after the join. */
     uint64_t digest_ns;
     uint32_t checked, failed;
@@ -59,43 +59,71 @@ struct loading {
     int cancelled;
 };
 
-/* 0 when there will be no more. */
-static int next_landed(struct loading *loading, size_t *item_out) {
+/* Some of those that have landed, the oldest first; 0 when there will be no more. */
+static size_t next_landed(struct loading *loading, size_t *first_out) {
     pthread_mutex_lock(&loading->lock);
+    loading->digested = loading->queue_first;
+    pthread_cond_broadcast(&loading->landed);
     while (loading->queue_first == loading->queue_end && !loading->closed)
         pthread_cond_wait(&loading->landed, &loading->lock);
-    int more = loading->queue_first < loading->queue_end;
-    if (more)
-        *item_out = loading->queue[loading->queue_first++];
+    size_t count = loading->queue_end - loading->queue_first;
+    count = count < DIGEST_EACH ? count : DIGEST_EACH;
+    *first_out = loading->queue_first;
+    loading->queue_first += count;
     pthread_mutex_unlock(&loading->lock);
-    return more;
+    return count;
+}
+
+static void note(struct loading *loading, enum kv_err err, const struct kv_diag *diag) {
+    loading->failed++;
+    if (loading->err != KV_OK)
+        return;
+    loading->err = err;
+    loading->diag = *diag;
+}
+
+/* To their places, then digests there: what is compared is what attention will read. */
+static enum kv_err place_and_digest(struct loading *loading, const size_t *items, size_t count,
+                                    struct kv_digest *found_out) {
+    struct engine *engine = loading->args->source->engine;
+    struct transfer_part places[DIGEST_EACH];
+    enum kv_err err = KV_OK;
+    for (size_t i = 0; i < count && err == KV_OK; i++) {
+        const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
+        places[i] = item->place;
+        if (rest_fetch_is_far(item, loading->mapped))
+            err = transfer_part_write(engine, &item->place, item->pieces[0].iov_base);
+    }
+    return err == KV_OK ? transfer_digests(engine, places, (uint32_t)count, found_out) : err;
 }
 
 static void *digest_main(void *context) {
     struct loading *loading = context;
     const struct kv_clock *clock = loading->args->source->clock;
-    size_t index;
-    while (next_landed(loading, &index)) {
-        const struct rest_fetch_item *item = &loading->fetch.items[index];
-        struct transfer_part part = rest_fetch_part(item);
+    size_t first, count;
+    while ((count = next_landed(loading, &first)) != 0) {
+        const size_t *items = loading->queue + first;
+        struct kv_digest found[DIGEST_EACH];
         uint64_t begun = kv_clock_now_ns(clock);
-        struct kv_digest found = transfer_part_digest(&part);
+        enum kv_err placed = place_and_digest(loading, items, count, found);
         loading->digest_ns += kv_clock_now_ns(clock) - begun;
-        struct kv_diag diag = {""};
+        for (size_t i = 0; i < count; i++) {
+            const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
+            struct transfer_part landed = rest_fetch_part(item);
+            struct kv_diag diag = {""};
+            enum kv_err err = placed;
+            if (err != KV_OK)
+                kv_diag_set(&diag, err, "%s: the device failed", item->label);
 #ifdef BREAK_PLANE_DIGEST
-        found = item->extent->digest;
+            found[i] = item->extent->digest;
 #endif
-        enum kv_err err = rest_load_check(item->label, &item->extent->digest, &found, &diag);
-        loading->checked++;
-        if (err == KV_OK)
-            err = scales_check(item->label, &part, &diag);
-        if (err == KV_OK)
-            continue;
-        loading->failed++;
-        if (loading->err == KV_OK) {
-            loading->err = err;
-            loading->diag = diag;
-            add_remedy(item->stream, &loading->diag);
+            if (err == KV_OK)
+                err = rest_load_check(item->label, &item->extent->digest, &found[i], &diag);
+            if (err == KV_OK)
+                err = scales_check(item->label, &landed, &diag);
+            loading->checked++;
+            if (err != KV_OK)
+                note(loading, err, &diag);
         }
     }
     return NULL;
@@ -109,7 +137,7 @@ static void read_done(void *context, size_t read_index) {
     if (loading->reads[index].result == KV_OK) {
         pthread_mutex_lock(&loading->lock);
         loading->queue[loading->queue_end++] = index;
-        pthread_cond_signal(&loading->landed);
+        pthread_cond_broadcast(&loading->landed);
         pthread_mutex_unlock(&loading->lock);
     }
     if (options->progress != NULL && !loading->cancelled &&
@@ -140,14 +168,41 @@ static size_t round_end(const struct loading *loading, size_t first) {
     return end;
 }
 
-/* A frame that cannot be unzipped fails in the read already: the diag is of the first in order. */
-static void remedy_of_round(const struct loading *loading, size_t first, size_t end,
-                            struct kv_diag *diag) {
-    size_t i = first;
-    while (i < end && loading->reads[i].result == KV_OK)
-        i++;
-    if (i < end && diag != NULL)
-        add_remedy(loading->fetch.items[i].stream, diag);
+/* Lands the far items of a round in its stage, once that is free; returns the bytes they take. */
+static uint64_t use_stage(struct loading *loading, size_t first, size_t end) {
+    uint8_t *stage = loading->stages + loading->round % STAGES * loading->stage_bytes;
+    uint64_t used = 0;
+    for (size_t i = first; i < end; i++) {
+        struct rest_fetch_item *item = &loading->fetch.items[i];
+        if (!rest_fetch_is_far(item, loading->mapped))
+            continue;
+        if (loading->stages != NULL) {
+            item->pieces[0] = (struct iovec){stage + used, item->place.size};
+            item->piece_count = loading->reads[i].piece_count = 1;
+        }
+        used += kv_round_up(item->place.size, STAGE_ALIGN_BYTES);
+    }
+    pthread_mutex_lock(&loading->lock);
+    while (loading->digested < loading->stage_ends[loading->round % STAGES])
+        pthread_cond_wait(&loading->landed, &loading->lock);
+    pthread_mutex_unlock(&loading->lock);
+    return used;
+}
+
+static enum kv_err make_stages(struct loading *loading, struct kv_diag *diag) {
+    for (size_t first = 0, end; first < loading->fetch.count; first = end) {
+        end = round_end(loading, first);
+        uint64_t used = use_stage(loading, first, end);
+        loading->stage_bytes = used > loading->stage_bytes ? used : loading->stage_bytes;
+    }
+    if (loading->stage_bytes == 0)
+        return KV_OK;
+    loading->stages =
+        transfer_host_get(loading->args->source->engine, STAGES * loading->stage_bytes);
+    return loading->stages != NULL
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_NOMEM, "no memory to read %llu bytes at a time",
+                             (unsigned long long)loading->stage_bytes);
 }
 
 static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
@@ -161,10 +216,12 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
                                              .helper = 1};
         struct store_read_stats stats = {0};
         loading->round_first = first;
+        (void)use_stage(loading, first, end);
         err = store_read(loading->args->source->store, &args, &stats, diag);
-        if (err == KV_ERR_CORRUPT)
-            remedy_of_round(loading, first, end, diag);
         add_stats(loading->args->receipt, &stats);
+        pthread_mutex_lock(&loading->lock);
+        loading->stage_ends[loading->round++ % STAGES] = loading->queue_end;
+        pthread_mutex_unlock(&loading->lock);
         first = end;
         if (err == KV_OK && loading->cancelled)
             err = kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
@@ -190,7 +247,8 @@ static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
                                                 .verify = 0,
                                                 .label = item->label};
     }
-    return KV_OK;
+    loading->mapped = transfer_mapped(args->source->engine);
+    return make_stages(loading, diag);
 }
 
 static void count_streams(const struct loading *loading) {
@@ -219,7 +277,7 @@ static enum kv_err read_and_digest(struct loading *loading, int *in_doubt_out,
     enum kv_err err = read_all(loading, diag);
     pthread_mutex_lock(&loading->lock);
     loading->closed = 1;
-    pthread_cond_signal(&loading->landed);
+    pthread_cond_broadcast(&loading->landed);
     pthread_mutex_unlock(&loading->lock);
     pthread_join(thread, NULL);
     count_streams(loading);
@@ -244,6 +302,8 @@ enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
                           loading.fetch.count);
     pthread_cond_destroy(&loading.landed);
     pthread_mutex_destroy(&loading.lock);
+    if (*in_doubt_out == 0)
+        transfer_host_put(args->source->engine, loading.stages);
     kv_alloc_release(args->source->alloc, loading.reads);
     kv_alloc_release(args->source->alloc, loading.queue);
     rest_fetch_release(&loading.fetch);

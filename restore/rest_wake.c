@@ -9,6 +9,7 @@
 #include "restore/rest_load.h"
 #include "restore/rest_plan.h"
 #include "restore/rest_prove.h"
+#include "store/base/bytes.h"
 
 #include <assert.h>
 #include <string.h>
@@ -45,12 +46,8 @@ static void describe(struct wake *wake) {
     receipt->policy = *rest_plan_policy(&wake->plan);
     receipt->tokens = image->n;
     receipt->image_bytes = wake->plan.image_stored_bytes;
-}
-
-static void describe_tiers(struct wake *wake) {
-    for (uint32_t b = 0; b < wake->plan.image.block_count; b++)
-        wake->receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
-    wake->receipt->degraded_blocks = rest_plan_degraded(&wake->plan);
+    for (uint32_t b = 0; b < image->block_count; b++)
+        receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
 }
 
 static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
@@ -63,7 +60,6 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
     KV_TRY(image_compatible(&wake->plan.image.model, &wake->model.identity, diag));
     KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
-    describe_tiers(wake);
     wake->receipt->door_bytes = wake->plan.read.read_bytes;
     wake->receipt->digests_checked = wake->plan.digests_checked;
     KV_TRY(transfer_load_begin(source->engine, &wake->plan.image, 0, &wake->load, diag));
@@ -122,19 +118,14 @@ static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
 }
 
 static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
-    const struct rest_prove_args args = {.session = wake->session,
-                                         .image = &wake->plan.image,
-                                         .here = &wake->model.identity,
-                                         .skip_needles = wake->options->skip_needles,
-                                         .degraded = wake->receipt->degraded_blocks != 0,
-                                         .receipt = wake->receipt};
+    const struct rest_prove_args args = {wake->session, &wake->plan.image, &wake->model.identity,
+                                         wake->options->skip_needles, wake->receipt};
     struct session_info info;
     enum kv_err err = rest_prove(&args, diag);
     session_info(wake->session, &info);
     wake->receipt->tokens_reused = info.n_kv;
     wake->receipt->tokens_prefilled = info.tokens_prefilled;
     wake->receipt->slots = info.slots;
-    wake->receipt->mixed_from = info.mixed_from;
     if (err == KV_OK && info.n_kv != wake->plan.image.n_kv)
         err = kv_diag_set(diag, KV_ERR_PROOF, "%llu tokens have KV, saved were %llu",
                           (unsigned long long)info.n_kv, (unsigned long long)wake->plan.image.n_kv);
@@ -209,14 +200,26 @@ struct wanted {
     uint64_t lineage;
 };
 
+/* Memory on the way to places that the processor cannot reach. */
+static enum kv_err take_stage(struct engine *engine, const struct transfer_part *parts,
+                              uint32_t count, uint8_t **stage_out) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += kv_round_up(parts[i].size, LAYOUT_SLOT_UNIT);
+    *stage_out = transfer_host_get(engine, bytes);
+    return *stage_out != NULL ? KV_OK : KV_ERR_NOMEM;
+}
+
 static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
     const struct restore_source *source = wanted->source;
     struct transfer_part parts[LAYOUT_STREAM_COUNT];
     struct iovec pieces[LAYOUT_STREAM_COUNT][32];
     struct store_read reads[LAYOUT_STREAM_COUNT] = {{0}};
+    struct kv_digest found[LAYOUT_STREAM_COUNT];
     struct rest_plan_block record;
     struct engine_model model;
     uint32_t count = transfer_block_missing(wanted->block, parts);
+    uint8_t *stage = NULL;
     engine_model(source->engine, &model);
     struct rest_plan_where where = {.lineage = wanted->lineage,
                                     .index = (uint32_t)transfer_block_index(wanted->block),
@@ -224,14 +227,20 @@ static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
     for (uint32_t i = 0; i < count; i++)
         where.streams |= 1u << parts[i].stream;
     enum kv_err err = rest_plan_read_block(source->store, &where, &record, NULL);
-    if (err == KV_OK && (where.streams & record_dropped(&record.record)) != 0)
-        err = KV_ERR_NOT_FOUND;
+    if (err == KV_OK && !transfer_mapped(source->engine))
+        err = take_stage(source->engine, parts, count, &stage);
+    uint8_t *landing = stage;
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         for (uint32_t k = 0; k < parts[i].piece_count; k++)
             pieces[i][k] = (struct iovec){parts[i].pieces[k].bytes, parts[i].pieces[k].size};
         reads[i] = (struct store_read){.extent = rest_plan_extent(&record, parts[i].stream),
                                        .pieces = pieces[i],
                                        .piece_count = parts[i].piece_count};
+        if (stage != NULL) {
+            pieces[i][0] = (struct iovec){landing, parts[i].size};
+            reads[i].piece_count = 1;
+            landing += kv_round_up(parts[i].size, LAYOUT_SLOT_UNIT);
+        }
         assert(reads[i].extent != NULL);
     }
     const struct store_read_args args = {.reads = reads, .count = count};
@@ -239,10 +248,14 @@ static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
         err = store_read(source->store, &args, NULL, NULL);
     for (uint32_t i = 0; i < count; i++)
         *in_doubt_out |= reads[i].in_doubt;
-    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
-        struct kv_digest found = transfer_part_digest(&parts[i]);
-        err = rest_load_check("plane", &reads[i].extent->digest, &found, NULL);
-    }
+    for (uint32_t i = 0; stage != NULL && i < count && err == KV_OK; i++)
+        err = transfer_part_write(source->engine, &parts[i], pieces[i][0].iov_base);
+    if (err == KV_OK)
+        err = transfer_digests(source->engine, parts, count, found);
+    for (uint32_t i = 0; i < count && err == KV_OK; i++)
+        err = rest_load_check("plane", &reads[i].extent->digest, &found[i], NULL);
+    if (!*in_doubt_out)
+        transfer_host_put(source->engine, stage);
     return err;
 }
 

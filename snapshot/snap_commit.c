@@ -28,8 +28,8 @@ uint64_t snap_commit_extent_bytes(uint64_t raw_bytes) {
     return kv_round_up(raw_bytes, STORE_PAGE_BYTES);
 }
 
-enum store_codec_hint snap_commit_hint(uint8_t kind) {
-    switch (kind) {
+static enum store_codec_hint hint_of(enum layout_stream stream) {
+    switch (stream) {
     case LAYOUT_KH:
     case LAYOUT_VB:
     case LAYOUT_META:
@@ -61,9 +61,6 @@ static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line
     struct record_lineage record = {.snapshot_count = snapshot_count};
     uint8_t value[RECORD_OUT_BYTES];
     memcpy(record.name, line->name, sizeof record.name);
-#ifdef BREAK_COUNT
-    record.snapshot_count += snapshot_count != 0;
-#endif
     struct record_key key = record_key_lineage(line->lineage);
     uint32_t size = record_put_lineage(&record, value);
     return put_record(batch, &key, value, size, diag);
@@ -71,32 +68,63 @@ static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line
 
 /* --- blocks */
 
-static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
-                             struct kv_diag *diag) {
+/* The block's parts in memory of the processor, where they are not there already: the store takes
+ * their bytes during the put. NULL in *copy_out: none was needed. */
+static enum kv_err copy_parts(struct engine *engine, struct snap_item *item, uint8_t **copy_out,
+                              struct kv_diag *diag) {
+    uint64_t bytes = 0;
+    *copy_out = NULL;
+    if (transfer_mapped(engine))
+        return KV_OK;
+    for (uint32_t i = 0; i < item->part_count; i++)
+        bytes += item->parts[i].size;
+    uint8_t *copy = transfer_host_get(engine, bytes);
+    if (copy == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to write a block");
+    uint64_t off = 0;
+    for (uint32_t i = 0; i < item->part_count; i++) {
+        if (transfer_part_read(engine, &item->parts[i], copy + off) != KV_OK) {
+            transfer_host_put(engine, copy);
+            return kv_diag_set(diag, KV_ERR_DEVICE, "the device failed while a block was copied");
+        }
+        off += item->parts[i].size;
+    }
+    *copy_out = copy;
+    return KV_OK;
+}
+
+static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
+                             struct snap_item *item, struct kv_diag *diag) {
     struct iovec pieces[LAYOUT_STREAM_COUNT][32];
     struct store_part parts[RECORD_BLOCK_EXTENTS_MAX];
     struct snap_line *line = item->line;
-    enum kv_err err = KV_OK;
-    if (line->trim && line->pending == 0)
+    uint8_t *copy = NULL;
+    enum kv_err err = copy_parts(engine, item, &copy, diag);
+    if (err == KV_OK && line->trim && line->pending == 0)
         err = trim(gc, line, diag);
     if (err == KV_OK && !line->recorded && line->pending == 0)
         err = put_lineage(gc->batch, line, 0, diag);
-    if (err != KV_OK)
+    if (err != KV_OK) {
+        transfer_host_put(engine, copy);
         return err;
+    }
     assert(item->part_count <= LAYOUT_STREAM_COUNT);
     const struct iovec ids = {(void *)transfer_block_ids(item->block), RECORD_IDS_BYTES};
     parts[0] = (struct store_part){RECORD_KIND_IDS, STORE_RAW, &ids, 1};
+    uint64_t off = 0;
     for (uint32_t i = 0; i < item->part_count; i++) {
         const struct transfer_part *from = &item->parts[i];
         for (uint32_t k = 0; k < from->piece_count; k++)
             pieces[i][k] = (struct iovec){from->pieces[k].bytes, from->pieces[k].size};
-        parts[1 + i] = (struct store_part){(uint8_t)from->stream, snap_commit_hint(from->stream),
-                                           pieces[i], from->piece_count};
+        if (copy != NULL)
+            pieces[i][0] = (struct iovec){copy + off, from->size};
+        off += from->size;
+        parts[1 + i] = (struct store_part){(uint8_t)from->stream, hint_of(from->stream), pieces[i],
+                                           copy != NULL ? 1 : from->piece_count};
     }
-    const struct record_block record = {
-        .code_id = RECORD_CODE_ID,
-        .layout_id = RECORD_LAYOUT_ID,
-        .first_position = LAYOUT_SINK_TOKENS + (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
+    const struct record_block record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
+                                        LAYOUT_SINK_TOKENS +
+                                            (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_block(line->lineage, item->index);
     const struct store_put put = {.key = key.bytes,
@@ -105,7 +133,9 @@ static enum kv_err put_block(const struct snap_gc *gc, struct snap_item *item,
                                   .value_bytes = record_put_block(&record, value),
                                   .parts = parts,
                                   .part_count = 1 + item->part_count};
-    return store_batch_put(gc->batch, &put, diag);
+    err = store_batch_put(gc->batch, &put, diag);
+    transfer_host_put(engine, copy);
+    return err;
 }
 
 /* Blocks that follow what is committed go into the batch; the others fail: block records are
@@ -175,7 +205,7 @@ static enum kv_err commit_chosen(struct snapshot *snapshot, struct snap_item **i
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         if (items[i]->err != KV_OK)
             continue;
-        err = put_block(&gc, items[i], diag);
+        err = put_block(snapshot->engine, &gc, items[i], diag);
         items[i]->line->pending++;
         payer = items[i]->line;
     }
@@ -395,7 +425,7 @@ static enum kv_err put_page(struct save *save, const struct transfer_frozen_page
     if (frozen->bytes == NULL)
         return save->replaces ? KV_OK : snap_gc_page_uses(&save->gc, page->page_id, 1, save->diag);
     const struct iovec piece = {frozen->bytes, frozen->size};
-    const struct store_part part = {(uint8_t)stream, snap_commit_hint(stream), &piece, 1};
+    const struct store_part part = {(uint8_t)stream, hint_of(stream), &piece, 1};
     const struct record_page record = {save->line->lineage, page->first, page->tokens, 1};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_page(page->page_id);
@@ -459,8 +489,7 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
     enum kv_err err = store_batch_put(save->gc.batch, &put, save->diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {
-        .snapshot = save->id, .lineage = image->lineage, .updated_ns = image->created_ns};
+    const struct record_name head = {save->id, image->lineage, image->created_ns};
     key = record_key_name(image->name);
     uint32_t size = record_put_name(&head, value);
     err = put_record(save->gc.batch, &key, value, size, save->diag);

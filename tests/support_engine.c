@@ -8,6 +8,7 @@
 #include "engine/model/tokenizer.h"
 #include "kernels/ops.h"
 #include "tests/support_tiny_model.h"
+#include "tests/support_wall.h"
 #include "tests/testing.h"
 
 #include <stdlib.h>

@@ -18,23 +18,16 @@ static struct support_shelf_block *find(struct support_shelf *shelf, const char 
     return NULL;
 }
 
-static void copy_out(struct support_shelf_block *block, const struct transfer_part *part) {
-    uint8_t *to = malloc(part->size);
-
+static void copy_out(struct engine *engine, struct support_shelf_block *block,
+                     const struct transfer_part *part) {
     free(block->bytes[part->stream]);
-    block->bytes[part->stream] = to;
-    for (uint32_t i = 0; i < part->piece_count; i++) {
-        memcpy(to, part->pieces[i].bytes, part->pieces[i].size);
-        to += part->pieces[i].size;
-    }
+    block->bytes[part->stream] = malloc(part->size);
+    assert_int_equal(transfer_part_read(engine, part, block->bytes[part->stream]), KV_OK);
 }
 
-static void copy_in(const uint8_t *from, const struct transfer_part *part) {
+static void copy_in(struct engine *engine, const uint8_t *from, const struct transfer_part *part) {
     assert_non_null(from);
-    for (uint32_t i = 0; i < part->piece_count; i++) {
-        memcpy(part->pieces[i].bytes, from, part->pieces[i].size);
-        from += part->pieces[i].size;
-    }
+    assert_int_equal(transfer_part_write(engine, part, from), KV_OK);
 }
 
 static void on_sealed(void *context, struct session *session, struct block *block) {
@@ -54,7 +47,7 @@ static void on_sealed(void *context, struct session *session, struct block *bloc
         kept->index = transfer_block_index(block);
     }
     for (uint32_t i = 0; i < count; i++)
-        copy_out(kept, &parts[i]);
+        copy_out(session_engine(session), kept, &parts[i]);
     if (shelf->hold)
         shelf->held[shelf->held_count++] = block;
     else
@@ -75,7 +68,7 @@ static void bring(struct support_shelf *shelf, struct session *session, struct b
     kept = find(shelf, info.name, transfer_block_index(block));
     assert_non_null(kept);
     for (uint32_t i = 0; i < count; i++, shelf->planes_read++)
-        copy_in(kept->bytes[parts[i].stream], &parts[i]);
+        copy_in(session_engine(session), kept->bytes[parts[i].stream], &parts[i]);
     transfer_planes_arrived(session, block, KV_OK);
 }
 
@@ -144,17 +137,17 @@ struct transfer_load *support_shelf_begin(struct engine *engine, struct support_
         uint32_t count = transfer_load_block(load, i, parts);
         assert_non_null(kept);
         for (uint32_t k = 0; k < count; k++) {
-            copy_in(kept->bytes[parts[k].stream], &parts[k]);
+            copy_in(engine, kept->bytes[parts[k].stream], &parts[k]);
             shelf->planes_read++;
         }
     }
     for (uint32_t i = 0; i < image->page_count; i++) {
         transfer_load_page(load, i, &parts[0]);
-        copy_in(saved->frozen.pages[i].bytes, &parts[0]);
+        copy_in(engine, saved->frozen.pages[i].bytes, &parts[0]);
     }
     transfer_load_sinks(load, &parts[0]);
     if (parts[0].size)
-        copy_in(saved->frozen.sinks.bytes, &parts[0]);
+        copy_in(engine, saved->frozen.sinks.bytes, &parts[0]);
     return load;
 }
 

@@ -11,6 +11,7 @@
 #include "tests/testing.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PROMPT = 800, FED = 60, NEIGHBOURS = 7, EVENTS = 64 };
@@ -220,8 +221,11 @@ static void a_spoilt_block_fails_its_session_only(void **state) {
     assert_int_equal(shelf.held_count, 1);
     transfer_block_parts(shelf.held[0], parts);
     assert_int_equal(parts[0].stream, LAYOUT_META);
+    uint8_t *nans = malloc(parts[0].size);
     for (uint64_t i = 0; i < parts[0].size; i += 2)
-        memcpy((uint8_t *)parts[0].pieces[0].bytes + i, "\xff\x7f", 2);
+        memcpy(nans + i, "\xff\x7f", 2);
+    assert_int_equal(transfer_part_write(engine, &parts[0], nans), KV_OK);
+    free(nans);
     session_info(bad, &before);
     assert_int_equal(session_generate(good, 5, NULL), KV_OK);
     assert_int_equal(session_generate(bad, 5, NULL), KV_OK);

@@ -1,7 +1,7 @@
 /* engine/device/device.c - the calls of the door, with the time each class of operation takes.
  *
  * Responsible for: passing calls on to the device's table and adding up busy time.
- * Not responsible for: doing them (device_host.c).
+ * Not responsible for: doing them (device_host.c, device_cuda.c).
  */
 #include "engine/device/device.h"
 
@@ -29,13 +29,74 @@ void device_put(struct device *device, void *memory) {
     device->ops->put(device, memory);
 }
 
+void *device_host_get(struct device *device, uint64_t bytes) {
+    return device->ops->host_get(device, bytes);
+}
+
+void device_host_put(struct device *device, void *memory) {
+    if (memory)
+        device->ops->host_put(device, memory);
+}
+
+void *device_mapped(struct device *device, void *at) {
+    return device->ops->mapped(device, at);
+}
+
 void device_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
     assert(bytes % 2 == 0);
     device->ops->fill(device, at, pattern, bytes);
 }
 
+enum kv_err device_copy_in(struct device *device, enum device_lane lane,
+                           const struct device_copy *copies, uint32_t count) {
+    return device->ops->copy_in(device, lane, copies, count);
+}
+
+/* Time is counted where the scheduler waits: other lanes have threads of their own. */
+enum kv_err device_copy_out(struct device *device, enum device_lane lane,
+                            const struct device_copy *copies, uint32_t count) {
+    uint64_t begin_ns = start(device);
+    enum kv_err err = device->ops->copy_out(device, lane, copies, count);
+
+    if (lane == DEVICE_STEP)
+        stop(device, DEVICE_WAIT, begin_ns);
+    return err;
+}
+
+enum kv_err device_digest(struct device *device, enum device_lane lane,
+                          const struct device_extent *extents, uint32_t count,
+                          struct kv_digest *digests_out) {
+    return device->ops->digest(device, lane, extents, count, digests_out);
+}
+
+enum kv_err device_wait(struct device *device, enum device_lane lane) {
+    return device->ops->wait(device, lane);
+}
+
 enum kv_err device_scratch(struct device *device, uint64_t bytes) {
     return device->ops->scratch(device, bytes);
+}
+
+uint64_t device_weight_bytes(struct device *device, enum device_use use, enum ops_type type,
+                             uint32_t n, uint32_t k) {
+    return device->ops->weight_bytes(use, type, n, k);
+}
+
+enum kv_err device_weight_load(struct device *device, enum device_use use,
+                               struct ops_weight *weight, const uint8_t *tensor) {
+    return device->ops->weight_load(device, use, weight, tensor);
+}
+
+int device_repeat_begin(struct device *device, uint64_t shape) {
+    return device->ops->repeat_begin(device, shape);
+}
+
+void device_repeat_end(struct device *device) {
+    device->ops->repeat_end(device);
+}
+
+void device_plan(struct device *device, const struct kvops_attend *singles) {
+    device->ops->plan(device, singles);
 }
 
 void device_embed(struct device *device, const struct ops_embed *args) {
@@ -74,10 +135,17 @@ void device_swiglu(struct device *device, const struct ops_swiglu *args) {
     stop(device, DEVICE_SWIGLU, begin_ns);
 }
 
-void device_prefill(struct device *device, const struct kvops_attend *args) {
+void device_finite(struct device *device, const struct ops_finite *args) {
     uint64_t begin_ns = start(device);
 
-    device->ops->prefill(device, args);
+    device->ops->finite(device, args);
+    stop(device, DEVICE_FINITE, begin_ns);
+}
+
+void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max) {
+    uint64_t begin_ns = start(device);
+
+    device->ops->prefill(device, args, rows_max);
     stop(device, DEVICE_PREFILL, begin_ns);
 }
 
@@ -95,12 +163,14 @@ void device_seal(struct device *device, const struct kvops_seal *args) {
     stop(device, DEVICE_SEAL, begin_ns);
 }
 
-void device_append(struct device *device, const struct device_append *args) {
+enum kv_err device_append(struct device *device, const struct kvops_append *args) {
     uint64_t begin_ns = start(device);
+    enum kv_err err;
 
     assert(args->count >= 1 && args->page_token + args->count <= LAYOUT_PAGE_TOKENS);
-    device->ops->append(device, args);
+    err = device->ops->append(device, args);
     stop(device, DEVICE_APPEND, begin_ns);
+    return err;
 }
 
 uint64_t device_fma_rate(struct device *device, uint64_t iterations) {
@@ -121,7 +191,9 @@ const char *device_class_name(enum device_class class) {
                                                           [DEVICE_DECODE] = "attention of rows",
                                                           [DEVICE_SWIGLU] = "swiglu",
                                                           [DEVICE_SEAL] = "seal",
-                                                          [DEVICE_APPEND] = "append"};
+                                                          [DEVICE_APPEND] = "append",
+                                                          [DEVICE_FINITE] = "finite",
+                                                          [DEVICE_WAIT] = "waiting"};
 
     return (unsigned)class < DEVICE_CLASS_COUNT ? names[class] : "unknown";
 }

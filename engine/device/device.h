@@ -1,13 +1,19 @@
 /* engine/device/device.h - the door to what computes: memory and one call per operation.
  *
- * Responsible for: the operation table that host and accelerator fill in, and the time per class of
- * operation.
+ * Responsible for: the operation table that host and accelerator fill in, memory, copies, digests
+ * where bytes lie, and the time per class of operation.
  * Not responsible for: what is computed (kernels/ops.h, kernels/kvops.h), or when.
  *
- * A call may return before its work is done only on a device that says so in its own file; on the
- * host every call returns with the result in place.
+ * What device_get returns is an address of the device: only device calls may follow it. Every
+ * pointer in an argument struct, and in what it points at, is such an address. The structs
+ * themselves are read during the call.
  *
- * Threads: the scheduler thread.
+ * Operations run in order, maybe after the call has returned. Copies and digests belong to a lane;
+ * those of DEVICE_STEP keep the order of operations, the other lanes run beside them and see what
+ * operations did before the last device_wait. An operation that fails makes the next copy out,
+ * digest or wait of its lane return KV_ERR_DEVICE; after device->lost every one does.
+ *
+ * Threads: the scheduler thread; lanes OUT and IN one thread each at a time.
  * Units: bytes; nanoseconds.
  * Errors: NOMEM (memory, threads), INVALID (settings), DEVICE (the machine failed).
  */
@@ -19,6 +25,7 @@
 #include "store/base/alloc.h"
 #include "store/base/clock.h"
 #include "store/base/diag.h"
+#include "store/base/digest.h"
 
 enum device_class {
     DEVICE_EMBED,
@@ -31,44 +38,70 @@ enum device_class {
     DEVICE_SWIGLU,
     DEVICE_SEAL,
     DEVICE_APPEND,
+    DEVICE_FINITE,
+    DEVICE_WAIT, /* waiting for work that was enqueued before */
     DEVICE_CLASS_COUNT
 };
 
-/* Rows of a chunk into one BF16 page: tokens [page_token, page_token + count) of the page, at most
- * up to its end. chunk is [layer][K, V][kv_head][chunk_rows][dim]. Item: a layer. */
-struct device_append {
-    struct kvops_pool pool;
-    const uint16_t *chunk;
-    uint32_t chunk_rows;
-    uint32_t first_row;
-    uint32_t count;
-    struct kvops_page page;
-    uint32_t page_token;
+enum device_lane { DEVICE_STEP, DEVICE_OUT, DEVICE_IN, DEVICE_LANE_COUNT };
+
+struct device_copy {
+    void *to;
+    const void *from;
+    uint64_t bytes;
 };
+
+/* An extent in equal parts, in order (store/base/digest.h); bytes a multiple of 1,024. */
+struct device_extent {
+    const void *part[LAYOUT_BLOCK_SLOTS];
+    uint64_t part_bytes;
+    uint32_t part_count;
+};
+
+/* How a weight is used, which decides how it is held: rows looked up, or a factor. */
+enum device_use { DEVICE_TABLE, DEVICE_FACTOR };
 
 struct device_matmuls { /* products that do not depend on each other */
     const struct ops_matmul *args;
     uint32_t count; /* 1 … DEVICE_MATMULS_MAX */
     enum device_class class;
 };
-enum { DEVICE_MATMULS_MAX = 4 };
+enum { DEVICE_MATMULS_MAX = 4, DEVICE_TEXT_BYTES = 192 };
 
 struct device;
 struct device_ops {
     void (*close)(struct device *device);
     void *(*get)(struct device *device, uint64_t bytes);
     void (*put)(struct device *device, void *memory);
+    void *(*host_get)(struct device *device, uint64_t bytes);
+    void (*host_put)(struct device *device, void *memory);
+    void *(*mapped)(struct device *device, void *at);
     void (*fill)(struct device *device, void *at, uint16_t pattern, uint64_t bytes);
+    enum kv_err (*copy_in)(struct device *device, enum device_lane lane,
+                           const struct device_copy *copies, uint32_t count);
+    enum kv_err (*copy_out)(struct device *device, enum device_lane lane,
+                            const struct device_copy *copies, uint32_t count);
+    enum kv_err (*digest)(struct device *device, enum device_lane lane,
+                          const struct device_extent *extents, uint32_t count,
+                          struct kv_digest *digests_out);
+    enum kv_err (*wait)(struct device *device, enum device_lane lane);
     enum kv_err (*scratch)(struct device *device, uint64_t bytes);
+    uint64_t (*weight_bytes)(enum device_use use, enum ops_type type, uint32_t n, uint32_t k);
+    enum kv_err (*weight_load)(struct device *device, enum device_use use,
+                               struct ops_weight *weight, const uint8_t *tensor);
+    int (*repeat_begin)(struct device *device, uint64_t shape);
+    void (*repeat_end)(struct device *device);
+    void (*plan)(struct device *device, const struct kvops_attend *singles);
     void (*embed)(struct device *device, const struct ops_embed *args);
     void (*rmsnorm)(struct device *device, const struct ops_rmsnorm *args);
     void (*matmul)(struct device *device, const struct device_matmuls *args);
     void (*rope)(struct device *device, const struct ops_rope *args);
     void (*swiglu)(struct device *device, const struct ops_swiglu *args);
-    void (*prefill)(struct device *device, const struct kvops_attend *args);
+    void (*finite)(struct device *device, const struct ops_finite *args);
+    void (*prefill)(struct device *device, const struct kvops_attend *args, uint32_t rows_max);
     void (*decode)(struct device *device, const struct kvops_attend *args);
     void (*seal)(struct device *device, const struct kvops_seal *args);
-    void (*append)(struct device *device, const struct device_append *args);
+    enum kv_err (*append)(struct device *device, const struct kvops_append *args);
     uint64_t (*fma_rate)(struct device *device, uint64_t iterations);
 };
 
@@ -76,9 +109,15 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     const struct kv_clock *clock;
-    const char *kind;      /* "host-c", "host-avx2": part of the numerics id */
-    const char *simd_name; /* "c", "avx2" */
+    const char *kind;             /* "host-c", "cuda-sm90": part of the numerics id … */
+    const char *weight_path;      /* … as is how weights are multiplied with … */
+    const char *details;          /* … and what else decides the bits: "" on the host */
+    const char *simd_name;        /* "c", "avx2", "cuda" */
+    char name[DEVICE_TEXT_BYTES]; /* for people */
     uint32_t threads;
+    int apart;                            /* a table and a factor never share one weight */
+    int lost;                             /* nothing works any more: close and open again */
+    char trouble[DEVICE_TEXT_BYTES];      /* what failed last */
     uint64_t busy_ns[DEVICE_CLASS_COUNT]; /* since open or device_profile_reset */
 };
 
@@ -97,22 +136,57 @@ void device_close(struct device *device); /* NULL is allowed */
 /* Device memory, 4 KiB aligned, content undefined; NULL when there is none. */
 void *device_get(struct device *device, uint64_t bytes);
 void device_put(struct device *device, void *memory);
+/* Memory of the processor, 4 KiB aligned, from and to which copies are fastest. */
+void *device_host_get(struct device *device, uint64_t bytes);
+void device_host_put(struct device *device, void *memory);
+/* Where the processor itself reads and writes what lies at `at`; NULL where it cannot. */
+void *device_mapped(struct device *device, void *at);
 /* Fills with a 16-bit pattern; bytes is even. */
 void device_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes);
+/* From the processor's memory, whose content has been taken when it returns. */
+enum kv_err device_copy_in(struct device *device, enum device_lane lane,
+                           const struct device_copy *copies, uint32_t count);
+/* To the processor's memory; the bytes are there when it returns KV_OK. */
+enum kv_err device_copy_out(struct device *device, enum device_lane lane,
+                            const struct device_copy *copies, uint32_t count);
+enum kv_err device_digest(struct device *device, enum device_lane lane,
+                          const struct device_extent *extents, uint32_t count,
+                          struct kv_digest *digests_out);
+/* Everything of the lane has ended. */
+enum kv_err device_wait(struct device *device, enum device_lane lane);
 /* From now on operations may need up to `bytes` of scratch per thread. NOMEM. */
 enum kv_err device_scratch(struct device *device, uint64_t bytes);
 
+/* Bytes as the device holds it, or 0 when it cannot. load fills device memory at weight->bytes from
+ * the tensor as the file has it, and may change weight->type to the one it holds. */
+uint64_t device_weight_bytes(struct device *device, enum device_use use, enum ops_type type,
+                             uint32_t n, uint32_t k);
+enum kv_err device_weight_load(struct device *device, enum device_use use,
+                               struct ops_weight *weight, const uint8_t *tensor);
+
+/* A sequence of operations that comes again with equal arguments (what they point at may differ)
+ * whenever `shape` and the plan are of the same form. 0: a recording has been run in its place, and
+ * neither the operations nor device_repeat_end are to be called. */
+int device_repeat_begin(struct device *device, uint64_t shape);
+void device_repeat_end(struct device *device);
+
+/* Before the layers of a step: its single rows as the processor sees them, host pointers all
+ * through. Layer, q, out and partials are not looked at. */
+void device_plan(struct device *device, const struct kvops_attend *singles);
 void device_embed(struct device *device, const struct ops_embed *args);
 void device_rmsnorm(struct device *device, const struct ops_rmsnorm *args);
 void device_matmul(struct device *device, const struct device_matmuls *args);
 void device_rope(struct device *device, const struct ops_rope *args);
 void device_swiglu(struct device *device, const struct ops_swiglu *args);
-void device_prefill(struct device *device, const struct kvops_attend *args);
-/* Partial sums and their combination. */
+void device_finite(struct device *device, const struct ops_finite *args);
+/* rows_max: the largest row_count of the sequences. */
+void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max);
+/* Partial sums and their combination, of the sequences planned last. */
 void device_decode(struct device *device, const struct kvops_attend *args);
 void device_seal(struct device *device, const struct kvops_seal *args);
-void device_append(struct device *device, const struct device_append *args);
-/* ops_table.fma_rate on every thread at once; floating-point operations done. */
+/* DEVICE: the rows are not there. */
+enum kv_err device_append(struct device *device, const struct kvops_append *args);
+/* ops_table.fma_rate on every thread at once; floating-point operations done, 0: not measured. */
 uint64_t device_fma_rate(struct device *device, uint64_t iterations);
 
 void device_profile_reset(struct device *device);

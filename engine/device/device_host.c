@@ -64,6 +64,70 @@ static void host_put(struct device *device, void *memory) {
     kv_alloc_release(host_of(device)->alloc, memory);
 }
 
+static void *host_mapped(struct device *device, void *at) {
+    (void)device;
+    return at;
+}
+
+static enum kv_err host_copy(struct device *device, enum device_lane lane,
+                             const struct device_copy *copies, uint32_t count) {
+    (void)device;
+    (void)lane;
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+    return KV_OK;
+}
+
+static enum kv_err host_digest(struct device *device, enum device_lane lane,
+                               const struct device_extent *extents, uint32_t count,
+                               struct kv_digest *digests_out) {
+    (void)device;
+    (void)lane;
+    for (uint32_t i = 0; i < count; i++) {
+        struct kv_digest_state state;
+        kv_digest_init(&state);
+        for (uint32_t part = 0; part < extents[i].part_count; part++)
+            kv_digest_update(&state, extents[i].part[part], extents[i].part_bytes);
+        digests_out[i] = kv_digest_final(&state);
+    }
+    return KV_OK;
+}
+
+static enum kv_err host_wait(struct device *device, enum device_lane lane) {
+    (void)device;
+    (void)lane;
+    return KV_OK;
+}
+
+static uint64_t host_weight_bytes(enum device_use use, enum ops_type type, uint32_t n, uint32_t k) {
+    (void)use;
+    return ops_weight_bytes(type, n, k);
+}
+
+static enum kv_err host_weight_load(struct device *device, enum device_use use,
+                                    struct ops_weight *weight, const uint8_t *tensor) {
+    (void)device;
+    (void)use;
+    ops_weight_pack(weight, tensor, (uint8_t *)weight->bytes, 0,
+                    (weight->n + OPS_PANEL - 1) / OPS_PANEL);
+    return KV_OK;
+}
+
+static int host_repeat_begin(struct device *device, uint64_t shape) {
+    (void)device;
+    (void)shape;
+    return 1;
+}
+
+static void host_repeat_end(struct device *device) {
+    (void)device;
+}
+
+static void host_plan(struct device *device, const struct kvops_attend *singles) {
+    (void)device;
+    (void)singles;
+}
+
 static void host_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
     uint16_t *values = at;
 
@@ -166,39 +230,18 @@ static void seal_items(void *context, uint32_t first, uint32_t end, uint32_t thr
     task->host->kvops->seal(task->args, first, end, scratch_of(task->host, thread));
 }
 
-static void append_layer(const struct device_append *args, uint32_t layer) {
-    const struct layout_geometry *geometry = &args->pool.geometry;
-    uint64_t slot_bytes = layout_slot_bytes(geometry);
-    uint64_t token_bytes = 2ull * geometry->head_dim;
-
-    for (uint32_t value = 0; value < 2; value++) {
-        for (uint32_t head = 0; head < geometry->kv_heads; head++) {
-            uint64_t row = ((uint64_t)layer * 2 + value) * geometry->kv_heads + head;
-            const uint16_t *from =
-                args->chunk + (row * args->chunk_rows + args->first_row) * geometry->head_dim;
-            for (uint32_t done = 0; done < args->count;) {
-                uint32_t token = args->page_token + done;
-                uint32_t in_run = token % LAYOUT_RUN_TOKENS;
-                uint32_t n = LAYOUT_RUN_TOKENS - in_run;
-                struct layout_at at = {layer, head, 0};
-                struct layout_place place =
-                    layout_run(geometry, at, value, token / LAYOUT_RUN_TOKENS);
-                n = n < args->count - done ? n : args->count - done;
-                memcpy(args->pool.slots + args->page.slot[place.slot] * slot_bytes + place.off +
-                           in_run * token_bytes,
-                       from + (uint64_t)done * geometry->head_dim, n * token_bytes);
-                done += n;
-            }
-        }
-    }
-}
-
 static void append_items(void *context, uint32_t first, uint32_t end, uint32_t thread) {
     const struct task *task = context;
 
     (void)thread;
-    for (uint32_t layer = first; layer < end; layer++)
-        append_layer(task->args, layer);
+    task->host->kvops->append(task->args, first, end);
+}
+
+static void finite_items(void *context, uint32_t first, uint32_t end, uint32_t thread) {
+    const struct task *task = context;
+
+    (void)thread;
+    task->host->ops->finite(task->args, first, end, NULL);
 }
 
 static void run(struct device *device, uint32_t items, uint32_t grain, workers_call call,
@@ -245,7 +288,13 @@ static void host_swiglu(struct device *device, const struct ops_swiglu *args) {
     run(device, items, grain_of(items ? args->count / items * 4 : 1), swiglu_items, args);
 }
 
-static void host_prefill(struct device *device, const struct kvops_attend *args) {
+static void host_finite(struct device *device, const struct ops_finite *args) {
+    run(device, ops_finite_items(args), grain_of(args->width), finite_items, args);
+}
+
+static void host_prefill(struct device *device, const struct kvops_attend *args,
+                         uint32_t rows_max) {
+    (void)rows_max;
     assert(kvops_prefill_scratch_bytes(args) <= host_of(device)->scratch_bytes);
     run(device, kvops_prefill_items(args), 1, prefill_items, args);
 }
@@ -262,11 +311,12 @@ static void host_seal(struct device *device, const struct kvops_seal *args) {
     run(device, kvops_seal_items(args), 1, seal_items, args);
 }
 
-static void host_append(struct device *device, const struct device_append *args) {
+static enum kv_err host_append(struct device *device, const struct kvops_append *args) {
     const struct layout_geometry *geometry = &args->pool.geometry;
     uint64_t values = 2ull * geometry->kv_heads * geometry->head_dim * args->count;
 
-    run(device, geometry->layers, grain_of(values), append_items, args);
+    run(device, kvops_append_items(args), grain_of(values), append_items, args);
+    return KV_OK;
 }
 
 struct rate {
@@ -294,13 +344,26 @@ static const struct device_ops host_ops = {
     .close = host_close,
     .get = host_get,
     .put = host_put,
+    .host_get = host_get,
+    .host_put = host_put,
+    .mapped = host_mapped,
     .fill = host_fill,
+    .copy_in = host_copy,
+    .copy_out = host_copy,
+    .digest = host_digest,
+    .wait = host_wait,
     .scratch = host_scratch,
+    .weight_bytes = host_weight_bytes,
+    .weight_load = host_weight_load,
+    .repeat_begin = host_repeat_begin,
+    .repeat_end = host_repeat_end,
+    .plan = host_plan,
     .embed = host_embed,
     .rmsnorm = host_rmsnorm,
     .matmul = host_matmul,
     .rope = host_rope,
     .swiglu = host_swiglu,
+    .finite = host_finite,
     .prefill = host_prefill,
     .decode = host_decode,
     .seal = host_seal,
@@ -326,7 +389,10 @@ enum kv_err device_host_open(const struct device_host_settings *settings,
     host->device = (struct device){.ops = &host_ops,
                                    .clock = settings->clock,
                                    .kind = avx2 ? "host-avx2" : "host-c",
+                                   .weight_path = "weights as held, fp32 rows, k ascending",
+                                   .details = "",
                                    .simd_name = avx2 ? "avx2" : "c",
+                                   .name = "the processor",
                                    .threads = settings->threads};
     err = workers_make(settings->alloc, settings->threads, &host->workers, diag);
     if (err != KV_OK) {

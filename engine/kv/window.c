@@ -37,14 +37,14 @@ void window_turn(struct window *window, struct slots *slots, const uint32_t *fre
     }
 }
 
-void window_append(struct window *window, struct device *device, const struct slots *slots,
-                   const struct window_rows *rows) {
+enum kv_err window_append(struct window *window, struct device *device, const struct slots *slots,
+                          const struct window_rows *rows) {
     for (uint32_t done = 0; done < rows->count;) {
         uint64_t position = rows->position + done;
-        struct device_append append = {.pool = slots->pool,
-                                       .chunk = rows->chunk,
-                                       .chunk_rows = rows->chunk_rows,
-                                       .first_row = rows->first_row + done};
+        struct kvops_append append = {.pool = slots->pool,
+                                      .chunk = rows->chunk,
+                                      .chunk_rows = rows->chunk_rows,
+                                      .first_row = rows->first_row + done};
         if (position < LAYOUT_SINK_TOKENS) {
             append.page = window->sinks;
         } else {
@@ -57,7 +57,10 @@ void window_append(struct window *window, struct device *device, const struct sl
         append.count = LAYOUT_PAGE_TOKENS - append.page_token;
         if (append.count > rows->count - done)
             append.count = rows->count - done;
-        device_append(device, &append);
+        enum kv_err err = device_append(device, &append);
+        if (err != KV_OK)
+            return err;
         done += append.count;
     }
+    return KV_OK;
 }

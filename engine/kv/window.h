@@ -35,7 +35,8 @@ struct window_rows {
     uint64_t position;      /* of the first row */
     uint64_t sealed_blocks; /* after this step */
 };
-void window_append(struct window *window, struct device *device, const struct slots *slots,
-                   const struct window_rows *rows);
+/* DEVICE. */
+enum kv_err window_append(struct window *window, struct device *device, const struct slots *slots,
+                          const struct window_rows *rows);
 
 #endif

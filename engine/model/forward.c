@@ -1,7 +1,7 @@
 /* engine/model/forward.c - one step of the model over a batch of rows.
  *
- * Responsible for: the order of operations in a layer, attention as chunk or as single rows, rows
- * that need logits, finding values that are not finite.
+ * Responsible for: what the device is told of a step, the order of operations in a layer, attention
+ * as chunk or as single rows, rows that need logits, finding values that are not finite.
  * Not responsible for: packing and workspace (forward_make.c).
  */
 #include "engine/model/forward.h"
@@ -29,20 +29,24 @@ static void note_bad(struct forward_seq *seq, uint32_t row, uint32_t layer) {
     seq->bad_row = row;
 }
 
-static void check_rows(const struct forward *forward, struct forward_seq *seqs, uint32_t count,
-                       uint32_t layer) {
-    uint32_t hidden = forward->geometry.hidden;
-
-    for (uint32_t i = 0; i < count; i++)
-        for (uint32_t row = 0; row < seqs[i].kv.row_count && seqs[i].bad_layer < 0; row++) {
-            const float *x = forward->x + (size_t)(seqs[i].kv.first_row + row) * hidden;
-            if (!row_is_finite(x, hidden))
-                note_bad(&seqs[i], row, layer);
+/* The marks of the rows become the first layer, and in it the first row, of their sequence. */
+static void apply_marks(const struct forward *forward, struct forward_seq *seqs, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        struct forward_seq *seq = &seqs[i];
+        for (uint32_t row = 0; row < seq->kv.row_count; row++) {
+            int32_t layer = forward->bad_host[seq->kv.first_row + row];
+            if (layer < 0 || (seq->bad_layer >= 0 && layer >= seq->bad_layer))
+                continue;
+            seq->bad_layer = layer;
+            seq->bad_row = row;
         }
+    }
 }
 
 /* Places the rows of all sequences one after another; returns how many there are. */
 static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, uint32_t count) {
+    uint32_t *ids = (uint32_t *)(forward->control_host + forward_inner_ids(forward));
+    uint32_t *position = (uint32_t *)(forward->control_host + forward_inner_positions(forward));
     uint32_t rows = 0, chunks = 0;
 
     for (uint32_t i = 0; i < count; i++) {
@@ -55,15 +59,40 @@ static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, ui
         for (uint32_t row = 0; row < seq->kv.row_count; row++, rows++) {
             assert(rows < forward->rows_max);
             assert(seq->position + row < forward->positions);
-            forward->ids[rows] = seq->ids[row];
-            forward->position[rows] = (uint32_t)(seq->position + row);
+            ids[rows] = seq->ids[row];
+            position[rows] = (uint32_t)(seq->position + row);
 #ifdef BREAK_POSITION
-            forward->position[rows] = row;
+            position[rows] = row;
 #endif
         }
     }
     assert(chunks <= 1 && count - chunks <= forward->singles_max);
+    memset(forward->control_host + forward_inner_bad(forward), 0xff, rows * sizeof(int32_t));
     return rows;
+}
+
+/* Appends to the control block; returns where the device will find it. */
+static const void *tell(struct forward *forward, const void *from, uint64_t bytes) {
+    uint64_t off = forward->told_bytes;
+
+    assert(off + bytes <= forward->control_bytes);
+    if (bytes)
+        memcpy(forward->control_host + off, from, bytes);
+    forward->told_bytes = kv_round_up(off + bytes, FORWARD_ALIGN_BYTES);
+    return forward->control + off;
+}
+
+/* The sequence as the device sees it, but for the layer's chunk. */
+static struct kvops_seq tell_seq(struct forward *forward, const struct kvops_seq *seq) {
+    struct kvops_seq told = *seq;
+    uint32_t pages = (seq->window_tokens + LAYOUT_PAGE_TOKENS - 1) / LAYOUT_PAGE_TOKENS;
+
+    told.blocks = tell(forward, seq->blocks, seq->block_count * sizeof *seq->blocks);
+    told.window = tell(forward, seq->window, pages * sizeof *seq->window);
+    if (seq->hidden_blocks)
+        told.hidden_blocks =
+            tell(forward, seq->hidden_blocks, (seq->block_count + 63) / 64 * sizeof(uint64_t));
+    return told;
 }
 
 static uint16_t *chunk_of(const struct forward *forward, uint32_t layer, uint32_t value,
@@ -73,6 +102,37 @@ static uint16_t *chunk_of(const struct forward *forward, uint32_t layer, uint32_
 
     return forward->chunk + ((size_t)layer * 2 + value) * g->kv_heads * head_stride +
            (size_t)row * g->head_dim;
+}
+
+/* Builds the control block of a step, single rows before the chunk, and sends it off. Returns how
+ * many single rows there are. */
+static uint32_t tell_step(struct forward *forward, const struct forward_seq *seqs, uint32_t count) {
+    struct kvops_seq *told =
+        (struct kvops_seq *)(forward->control_host + forward_inner_seqs(forward));
+    struct device_copy copy = {forward->control, forward->control_host, 0};
+    uint32_t singles = 0, layers = forward->geometry.layers;
+
+    forward->told_bytes = kv_round_up(
+        forward_inner_seqs(forward) + (uint64_t)layers * count * sizeof *told, FORWARD_ALIGN_BYTES);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = seqs[i].kv.row_count == 1 ? singles++ : count - 1;
+        struct kvops_seq *seq = &forward->seqs[at];
+        *seq = seqs[i].kv;
+        seq->chunk_head_stride = (size_t)forward->rows_max * forward->geometry.head_dim;
+        seq->chunk_k = chunk_of(forward, 0, 0, seq->first_row);
+        seq->chunk_v = chunk_of(forward, 0, 1, seq->first_row);
+        told[at] = tell_seq(forward, seq);
+    }
+    for (uint32_t layer = layers; layer-- > 0;)
+        for (uint32_t i = 0; i < count; i++) {
+            struct kvops_seq *seq = &told[(size_t)layer * count + i];
+            *seq = told[i];
+            seq->chunk_k = chunk_of(forward, layer, 0, seq->first_row);
+            seq->chunk_v = chunk_of(forward, layer, 1, seq->first_row);
+        }
+    copy.bytes = forward->told_bytes;
+    (void)device_copy_in(forward->device, DEVICE_STEP, &copy, 1);
+    return singles;
 }
 
 static struct ops_matmul product(const struct ops_weight *weight, const float *x, float *y,
@@ -85,7 +145,7 @@ static struct ops_matmul product(const struct ops_weight *weight, const float *x
                                .rows = rows};
 }
 
-static void norm(struct forward *forward, const float *x, const float *gain, float *y,
+static void norm(const struct forward *forward, const float *x, const float *gain, float *y,
                  uint32_t rows) {
     struct ops_rmsnorm args = {.x = x,
                                .gain = gain,
@@ -116,57 +176,51 @@ static void project(struct forward *forward, const struct forward_layer *weights
                                  product(&weights->k, forward->normed, forward->k, rows),
                                  product(&weights->v, forward->normed, forward->v, rows)};
     struct device_matmuls products = {args, 3, DEVICE_MATMUL};
-    struct ops_rope rope = {.q = forward->q,
-                            .k = forward->k,
-                            .v = forward->v,
-                            .q_stride = (size_t)g->heads * g->head_dim,
-                            .kv_stride = (size_t)g->kv_heads * g->head_dim,
-                            .dest = forward->dest,
-                            .positions = forward->position,
-                            .cos_table = forward->cos_table,
-                            .sin_table = forward->sin_table,
-                            .rows = rows,
-                            .q_heads = g->heads,
-                            .kv_heads = g->kv_heads,
-                            .head_dim = g->head_dim,
-                            .pairing = g->rope == WEIGHTS_ROPE_ADJACENT ? OPS_PAIR_ADJACENT
-                                                                        : OPS_PAIR_HALVES};
+    struct ops_rope rope = {
+        .q = forward->q,
+        .k = forward->k,
+        .v = forward->v,
+        .q_stride = (size_t)g->heads * g->head_dim,
+        .kv_stride = (size_t)g->kv_heads * g->head_dim,
+        .dest = forward->dest + (size_t)layer * forward->rows_max,
+        .positions = (const uint32_t *)(forward->control + forward_inner_positions(forward)),
+        .cos_table = forward->cos_table,
+        .sin_table = forward->sin_table,
+        .rows = rows,
+        .q_heads = g->heads,
+        .kv_heads = g->kv_heads,
+        .head_dim = g->head_dim,
+        .pairing = g->rope == WEIGHTS_ROPE_ADJACENT ? OPS_PAIR_ADJACENT : OPS_PAIR_HALVES};
 
     device_matmul(forward->device, &products);
-    for (uint32_t row = 0; row < rows; row++)
-        forward->dest[row] =
-            (struct ops_kv_dest){chunk_of(forward, layer, 0, row), chunk_of(forward, layer, 1, row),
-                                 (size_t)forward->rows_max * g->head_dim};
     device_rope(forward->device, &rope);
 }
 
-static void attend(struct forward *forward, const struct kvops_pool *pool,
-                   const struct forward_seq *seqs, uint32_t count, uint32_t layer) {
-    struct kvops_attend args = {.pool = *pool,
+/* What a layer is computed over. */
+struct rows {
+    const struct kvops_pool *pool;
+    uint32_t count, seqs, singles;
+};
+
+static void attend(struct forward *forward, const struct rows *rows, uint32_t layer) {
+    const struct kvops_seq *seqs =
+        (const struct kvops_seq *)(forward->control + forward_inner_seqs(forward)) +
+        (size_t)layer * rows->seqs;
+    struct kvops_attend args = {.pool = *rows->pool,
                                 .layer = layer,
                                 .q_heads = forward->geometry.heads,
                                 .q = forward->q,
                                 .out = forward->attended,
+                                .seqs = seqs,
+                                .seq_count = rows->singles,
                                 .partials = forward->partials};
-    uint32_t singles = 0;
 
-    for (uint32_t i = 0; i < count; i++) {
-        int single = seqs[i].kv.row_count == 1;
-        struct kvops_seq *seq = single ? &forward->single_seqs[singles++] : &forward->chunk_seq;
-        *seq = seqs[i].kv;
-        seq->chunk_k = chunk_of(forward, layer, 0, seq->first_row);
-        seq->chunk_v = chunk_of(forward, layer, 1, seq->first_row);
-        seq->chunk_head_stride = (size_t)forward->rows_max * forward->geometry.head_dim;
-    }
-    if (singles) {
-        args.seqs = forward->single_seqs;
-        args.seq_count = singles;
+    if (rows->singles)
         device_decode(forward->device, &args);
-    }
-    if (singles < count) {
-        args.seqs = &forward->chunk_seq;
+    if (rows->singles < rows->seqs) {
+        args.seqs = seqs + rows->singles;
         args.seq_count = 1;
-        device_prefill(forward->device, &args);
+        device_prefill(forward->device, &args, forward->seqs[rows->singles].row_count);
     }
 }
 
@@ -185,78 +239,150 @@ static void feed_forward(struct forward *forward, const struct forward_layer *we
     add_product(forward, &weights->down, forward->gate, rows);
 }
 
-/* Logits of the rows in forward->head_rows[0 … count), one tile. */
-static void head_tile(struct forward *forward, struct forward_seq *seqs, uint32_t count) {
+static void check(struct forward *forward, uint32_t layer, uint32_t rows) {
+    struct ops_finite args = {.x = forward->x,
+                              .bad = (int32_t *)(forward->control + forward_inner_bad(forward)),
+                              .x_stride = forward->geometry.hidden,
+                              .rows = rows,
+                              .width = forward->geometry.hidden,
+                              .mark = (int32_t)layer};
+
+    device_finite(forward->device, &args);
+}
+
+static void run_layers(struct forward *forward, const struct rows *rows) {
+    struct ops_embed embed = {.table = forward->embedding,
+                              .ids =
+                                  (const uint32_t *)(forward->control + forward_inner_ids(forward)),
+                              .out = forward->x,
+                              .out_stride = forward->geometry.hidden,
+                              .rows = rows->count};
+
+    device_embed(forward->device, &embed);
+    for (uint32_t layer = 0; layer < forward->geometry.layers; layer++) {
+        const struct forward_layer *weights = &forward->layer[layer];
+        norm(forward, forward->x, weights->attn_norm, forward->normed, rows->count);
+        project(forward, weights, layer, rows->count);
+        attend(forward, rows, layer);
+        add_product(forward, &weights->o, forward->attended, rows->count);
+        norm(forward, forward->x, weights->ffn_norm, forward->normed, rows->count);
+        feed_forward(forward, weights, rows->count);
+        check(forward, layer, rows->count);
+    }
+}
+
+/* Waits for the marks of `rows` rows, and for logits when there are any. */
+static enum kv_err fetch(struct forward *forward, uint32_t rows, uint32_t logits) {
+    struct device_copy copies[2] = {
+        {forward->bad_host, forward->control + forward_inner_bad(forward), rows * sizeof(int32_t)},
+        {forward->logits_host, forward->logits,
+         (uint64_t)logits * forward->geometry.vocab * sizeof(float)}};
+
+    return device_copy_out(forward->device, DEVICE_STEP, copies,
+                           logits && forward->logits_host ? 2 : 1);
+}
+
+/* Rows that follow each other are normalised in one go. */
+static void head_norm(const struct forward *forward, const struct forward_seq *seqs,
+                      uint32_t count) {
     uint32_t hidden = forward->geometry.hidden;
+
+    for (uint32_t first = 0, end; first < count; first = end) {
+        const struct forward_head_row *at = &forward->head_rows[first];
+        uint32_t row = seqs[at->seq].kv.first_row + at->row;
+        for (end = first + 1; end < count; end++) {
+            at = &forward->head_rows[end];
+            if (seqs[at->seq].kv.first_row + at->row != row + end - first)
+                break;
+        }
+        norm(forward, forward->x + (size_t)row * hidden, forward->output_norm,
+             forward->normed + (size_t)first * hidden, end - first);
+    }
+}
+
+/* Logits of the rows in forward->head_rows[0 … count), one tile. */
+static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
+                             const struct rows *rows, uint32_t count) {
     struct ops_matmul args = product(&forward->output, forward->normed, forward->logits, count);
     struct device_matmuls products = {&args, 1, DEVICE_HEAD};
+    float *all = forward->logits_host;
+    enum kv_err err;
 
-    for (uint32_t i = 0; i < count; i++) {
-        const struct forward_head_row *at = &forward->head_rows[i];
-        memcpy(forward->head_x + (size_t)i * hidden,
-               forward->x + (size_t)(seqs[at->seq].kv.first_row + at->row) * hidden,
-               hidden * sizeof(float));
-    }
-    norm(forward, forward->head_x, forward->output_norm, forward->normed, count);
+    head_norm(forward, seqs, count);
     device_matmul(forward->device, &products);
+    err = fetch(forward, rows->count, count);
+#ifdef BREAK_DEVICE_ERROR
+    err = KV_OK;
+#endif
+    if (err != KV_OK)
+        return err;
+    apply_marks(forward, seqs, rows->seqs);
+    if (!all)
+        all = device_mapped(forward->device, forward->logits);
 #ifdef BREAK_ROW_BITS
     for (uint32_t i = 1; i < count; i++)
-        forward->logits[(size_t)i * forward->geometry.vocab] *= 1.000001f;
+        all[(size_t)i * forward->geometry.vocab] *= 1.000001f;
 #endif
     for (uint32_t i = 0; i < count; i++) {
         const struct forward_head_row *at = &forward->head_rows[i];
         struct forward_seq *seq = &seqs[at->seq];
-        const float *logits = forward->logits + (size_t)i * forward->geometry.vocab;
+        const float *logits = all + (size_t)i * forward->geometry.vocab;
         if (!row_is_finite(logits, forward->geometry.vocab))
             note_bad(seq, at->row, forward->geometry.layers);
         if (seq->row && (seq->bad_layer < 0 || at->row < seq->bad_row))
             seq->row(seq->context, at->row, logits);
     }
+    return KV_OK;
 }
 
-static void give_logits(struct forward *forward, struct forward_seq *seqs, uint32_t count) {
-    uint32_t filled = 0;
+static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs,
+                               const struct rows *all) {
+    uint32_t filled = 0, tiles = 0;
+    enum kv_err err = KV_OK;
 
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < all->seqs; i++) {
         uint32_t rows = seqs[i].kv.row_count;
         uint32_t row = seqs[i].logits == FORWARD_ALL ? 0 : rows - 1;
         if (seqs[i].logits == FORWARD_NONE)
             continue;
-        for (; row < rows; row++) {
+        for (; row < rows && err == KV_OK; row++) {
             forward->head_rows[filled++] = (struct forward_head_row){i, row};
             if (filled == FORWARD_HEAD_ROWS) {
-                head_tile(forward, seqs, filled);
+                err = head_tile(forward, seqs, all, filled);
                 filled = 0;
+                tiles++;
             }
         }
     }
-    if (filled)
-        head_tile(forward, seqs, filled);
+    if (err == KV_OK && filled)
+        return head_tile(forward, seqs, all, filled);
+    if (err == KV_OK && !tiles) {
+        err = fetch(forward, all->count, 0);
+        if (err == KV_OK)
+            apply_marks(forward, seqs, all->seqs);
+    }
+    return err;
 }
 
-void forward_run(struct forward *forward, const struct kvops_pool *pool, struct forward_seq *seqs,
-                 uint32_t count) {
-    uint32_t rows = place_rows(forward, seqs, count);
-    struct ops_embed embed = {.table = forward->embedding,
-                              .ids = forward->ids,
-                              .out = forward->x,
-                              .out_stride = forward->geometry.hidden,
-                              .rows = rows};
+enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
+                        struct forward_seq *seqs, uint32_t count) {
+    struct rows rows = {pool, place_rows(forward, seqs, count), count, 0};
+    struct kvops_attend planned = {
+        .pool = *pool, .q_heads = forward->geometry.heads, .seqs = forward->seqs};
 
-    if (!rows)
-        return;
-    device_embed(forward->device, &embed);
-    for (uint32_t layer = 0; layer < forward->geometry.layers; layer++) {
-        const struct forward_layer *weights = &forward->layer[layer];
-        norm(forward, forward->x, weights->attn_norm, forward->normed, rows);
-        project(forward, weights, layer, rows);
-        attend(forward, pool, seqs, count, layer);
-        add_product(forward, &weights->o, forward->attended, rows);
-        norm(forward, forward->x, weights->ffn_norm, forward->normed, rows);
-        feed_forward(forward, weights, rows);
-        check_rows(forward, seqs, count, layer);
+    if (!rows.count)
+        return KV_OK;
+    rows.singles = planned.seq_count = tell_step(forward, seqs, count);
+    if (rows.singles)
+        device_plan(forward->device, &planned);
+    /* Chunks differ in their rows, so only steps of single rows come again. */
+    if (rows.singles < count) {
+        run_layers(forward, &rows);
+    } else if (device_repeat_begin(forward->device, count)) {
+        run_layers(forward, &rows);
+        device_repeat_end(forward->device);
     }
-    give_logits(forward, seqs, count);
+    return give_logits(forward, seqs, &rows);
 }
 
 const uint16_t *forward_chunk(const struct forward *forward) {

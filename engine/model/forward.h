@@ -47,7 +47,8 @@ enum forward_logits { FORWARD_NONE, FORWARD_LAST, FORWARD_ALL };
 typedef void (*forward_row)(void *context, uint32_t row, const float *logits);
 
 struct forward_seq {
-    struct kvops_seq kv; /* blocks, sinks, window and what is hidden; the rest is filled in here */
+    struct kvops_seq kv; /* host pointers: blocks, sinks, window and what is hidden; the rest is
+                            filled in here */
     const uint32_t *ids; /* [kv.row_count], every id below the vocabulary */
     uint64_t position;   /* of the first row */
     enum forward_logits logits;
@@ -58,12 +59,12 @@ struct forward_seq {
     int32_t bad_layer; /* … after this layer (layers: in its logits), or -1 */
 };
 /* At most one sequence of more than one row and singles_max of one. Logits of a bad row are not
- * given out. */
-void forward_run(struct forward *forward, const struct kvops_pool *pool, struct forward_seq *seqs,
-                 uint32_t count);
+ * given out. DEVICE: the step was not computed, whatever `row` was given. */
+enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
+                        struct forward_seq *seqs, uint32_t count);
 
-/* K and V of the last run's rows: [layer][K, V][kv_head][forward_chunk_rows][dim]. A sequence's
- * rows begin at seq.kv.first_row. */
+/* K and V of the last run's rows, on the device: [layer][K, V][kv_head][forward_chunk_rows][dim].
+ * A sequence's rows begin at seq.kv.first_row. */
 const uint16_t *forward_chunk(const struct forward *forward);
 uint32_t forward_chunk_rows(const struct forward *forward);
 

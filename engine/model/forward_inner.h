@@ -10,6 +10,9 @@
 #define ENGINE_MODEL_FORWARD_INNER_H
 
 #include "engine/model/forward.h"
+#include "store/base/bytes.h"
+
+enum { FORWARD_ALIGN_BYTES = 64 };
 
 struct forward_layer {
     const float *attn_norm, *ffn_norm;
@@ -26,28 +29,50 @@ struct forward {
     struct weights_geometry geometry;
     uint32_t singles_max, rows_max, positions;
 
-    uint8_t *weights; /* one allocation */
+    uint8_t *weights; /* one allocation of the device */
     uint64_t weight_bytes;
     struct forward_layer *layer;
     struct ops_weight embedding, output;
     const float *output_norm;
+    struct kv_digest tables; /* of the RoPE tables */
 
-    uint8_t *workspace; /* one allocation, the members below point into it */
+    uint8_t *workspace; /* one allocation of the device, the members below point into it */
     uint64_t workspace_bytes;
     float *cos_table, *sin_table; /* [positions][head_dim / 2] */
     float *x, *normed;            /* [rows_max][hidden] */
     float *q, *attended;          /* [rows_max][heads][head_dim] */
     float *k, *v;                 /* [rows_max][kv_heads][head_dim] */
     float *gate, *up;             /* [rows_max][ffn] */
-    float *head_x;                /* [FORWARD_HEAD_ROWS][hidden] */
     float *logits;                /* [FORWARD_HEAD_ROWS][vocab] */
     float *partials;
-    uint16_t *chunk; /* [layers][K, V][kv_heads][rows_max][head_dim] */
-    uint32_t *ids, *position;
-    struct ops_kv_dest *dest;
-    struct kvops_seq *single_seqs; /* [singles_max] */
-    struct kvops_seq chunk_seq;
+    uint16_t *chunk;          /* [layers][K, V][kv_heads][rows_max][head_dim] */
+    struct ops_kv_dest *dest; /* [layers][rows_max], into chunk */
+    uint8_t *control;         /* the device's copy of control_host */
+    uint64_t control_bytes;
+
+    /* What a step is told beside its tensors, built by the processor and copied in one piece: ids,
+     * positions and marks [rows_max] each, then [layer][seq] sequences and what they point at. */
+    uint8_t *control_host;
+    uint64_t told_bytes;    /* of it, in this step */
+    float *logits_host;     /* [FORWARD_HEAD_ROWS][vocab]; NULL where the device's are mapped */
+    int32_t *bad_host;      /* [rows_max] */
+    struct kvops_seq *seqs; /* [singles_max + 1], with host pointers; the chunk comes last */
     struct forward_head_row head_rows[FORWARD_HEAD_ROWS];
 };
+
+/* Places of the parts of the control block. */
+static inline uint64_t forward_inner_ids(const struct forward *forward) {
+    (void)forward;
+    return 0;
+}
+static inline uint64_t forward_inner_positions(const struct forward *forward) {
+    return (uint64_t)forward->rows_max * sizeof(uint32_t);
+}
+static inline uint64_t forward_inner_bad(const struct forward *forward) {
+    return 2ull * forward->rows_max * sizeof(uint32_t);
+}
+static inline uint64_t forward_inner_seqs(const struct forward *forward) {
+    return kv_round_up(3ull * forward->rows_max * sizeof(uint32_t), FORWARD_ALIGN_BYTES);
+}
 
 #endif

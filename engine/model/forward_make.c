@@ -11,8 +11,6 @@
 #include <assert.h>
 #include <string.h>
 
-enum { ALIGN_BYTES = 64 };
-
 /* Hands out parts of one allocation; a pass with base NULL only adds up. */
 struct cutter {
     uint8_t *base;
@@ -25,65 +23,76 @@ static void *cut(struct cutter *cutter, uint64_t count, uint64_t bytes_each) {
     uint8_t *at = cutter->base ? cutter->base + cutter->off : NULL;
 
     if (!kv_mul_u64(count, bytes_each, &bytes) || !kv_add_u64(cutter->off, bytes, &end) ||
-        end > UINT64_MAX - ALIGN_BYTES) {
+        end > UINT64_MAX - FORWARD_ALIGN_BYTES) {
         cutter->overflow = 1;
         return NULL;
     }
-    cutter->off = kv_round_up(end, ALIGN_BYTES);
+    cutter->off = kv_round_up(end, FORWARD_ALIGN_BYTES);
     return at;
 }
 
-static enum kv_err pack(struct cutter *cutter, const struct weights_matrix *matrix,
-                        const char *name, struct ops_weight *weight_out, struct kv_diag *diag) {
+/* A pass over the model's tensors. */
+struct packing {
+    struct forward *forward;
+    struct cutter cutter;
+    struct kv_diag *diag;
+};
+
+static enum kv_err pack(struct packing *packing, const struct weights_matrix *matrix,
+                        const char *name, struct ops_weight *weight_out) {
+    enum device_use use = weight_out == &packing->forward->embedding ? DEVICE_TABLE : DEVICE_FACTOR;
+    struct device *device = packing->forward->device;
     enum ops_type type = (enum ops_type)matrix->type;
-    uint64_t bytes = ops_weight_bytes(type, matrix->rows, matrix->columns);
-    uint8_t *packed;
+    uint64_t bytes = device_weight_bytes(device, use, type, matrix->rows, matrix->columns);
+    uint8_t *held;
 
     if (bytes == 0)
-        return kv_diag_set(diag, KV_ERR_MISMATCH,
+        return kv_diag_set(packing->diag, KV_ERR_MISMATCH,
                            "tensor %s (%s, %u x %u) cannot be computed with: use another file",
                            name, gguf_type_name(matrix->type), matrix->rows, matrix->columns);
-    packed = cut(cutter, bytes, 1);
-    *weight_out = (struct ops_weight){type, matrix->rows, matrix->columns, packed};
-    if (packed)
-        ops_weight_pack(weight_out, matrix->data, packed, 0,
-                        (matrix->rows + OPS_PANEL - 1) / OPS_PANEL);
+    held = cut(&packing->cutter, bytes, 1);
+    *weight_out = (struct ops_weight){type, matrix->rows, matrix->columns, held};
+    if (held && device_weight_load(device, use, weight_out, matrix->data) != KV_OK)
+        return kv_diag_set(packing->diag, KV_ERR_DEVICE, "tensor %s: %s", name, device->trouble);
     return KV_OK;
 }
 
-static const float *keep(struct cutter *cutter, const float *values, uint32_t count) {
-    float *kept = cut(cutter, count, sizeof *kept);
+static enum kv_err keep(struct packing *packing, const float *values, uint32_t count,
+                        const float **kept_out) {
+    float *kept = cut(&packing->cutter, count, sizeof *kept);
+    struct device_copy copy = {kept, values, count * sizeof *kept};
 
-    if (kept)
-        memcpy(kept, values, count * sizeof *kept);
-    return kept;
+    *kept_out = kept;
+    return kept ? device_copy_in(packing->forward->device, DEVICE_STEP, &copy, 1) : KV_OK;
 }
 
 /* One pass over all tensors: sizes with base NULL, contents otherwise. */
-static enum kv_err pack_all(struct forward *forward, struct cutter *cutter,
-                            const struct weights *weights, struct kv_diag *diag) {
+static enum kv_err pack_all(struct packing *packing, const struct weights *weights) {
+    struct forward *forward = packing->forward;
     const struct weights_geometry *g = &forward->geometry;
     enum kv_err err;
 
-    KV_TRY(pack(cutter, &weights->token_embd, "token_embd", &forward->embedding, diag));
+    KV_TRY(pack(packing, &weights->token_embd, "token_embd", &forward->embedding));
     forward->output = forward->embedding;
-    if (!g->tied)
-        KV_TRY(pack(cutter, &weights->output, "output", &forward->output, diag));
-    forward->output_norm = keep(cutter, weights->output_norm, g->hidden);
+    if (!g->tied || forward->device->apart)
+        KV_TRY(pack(packing, &weights->output, "output", &forward->output));
+    KV_TRY(keep(packing, weights->output_norm, g->hidden, &forward->output_norm));
     for (uint32_t i = 0; i < g->layers; i++) {
         const struct weights_layer *from = &weights->layer[i];
         struct forward_layer *to = &forward->layer[i];
-        to->attn_norm = keep(cutter, from->attn_norm, g->hidden);
-        to->ffn_norm = keep(cutter, from->ffn_norm, g->hidden);
-        KV_TRY(pack(cutter, &from->attn_q, "attn_q", &to->q, diag));
-        KV_TRY(pack(cutter, &from->attn_k, "attn_k", &to->k, diag));
-        KV_TRY(pack(cutter, &from->attn_v, "attn_v", &to->v, diag));
-        KV_TRY(pack(cutter, &from->attn_output, "attn_output", &to->o, diag));
-        KV_TRY(pack(cutter, &from->ffn_gate, "ffn_gate", &to->gate, diag));
-        KV_TRY(pack(cutter, &from->ffn_up, "ffn_up", &to->up, diag));
-        KV_TRY(pack(cutter, &from->ffn_down, "ffn_down", &to->down, diag));
+        KV_TRY(keep(packing, from->attn_norm, g->hidden, &to->attn_norm));
+        KV_TRY(keep(packing, from->ffn_norm, g->hidden, &to->ffn_norm));
+        KV_TRY(pack(packing, &from->attn_q, "attn_q", &to->q));
+        KV_TRY(pack(packing, &from->attn_k, "attn_k", &to->k));
+        KV_TRY(pack(packing, &from->attn_v, "attn_v", &to->v));
+        KV_TRY(pack(packing, &from->attn_output, "attn_output", &to->o));
+        KV_TRY(pack(packing, &from->ffn_gate, "ffn_gate", &to->gate));
+        KV_TRY(pack(packing, &from->ffn_up, "ffn_up", &to->up));
+        KV_TRY(pack(packing, &from->ffn_down, "ffn_down", &to->down));
     }
-    err = cutter->overflow ? kv_diag_set(diag, KV_ERR_LIMIT, "the model is too large") : KV_OK;
+    err = packing->cutter.overflow
+              ? kv_diag_set(packing->diag, KV_ERR_LIMIT, "the model is too large")
+              : KV_OK;
 done:
     return err;
 }
@@ -98,9 +107,24 @@ static struct kvops_attend largest_attend(const struct forward *forward,
                                  .seq_count = 1};
 }
 
+/* Blocks of one sequence, those behind a question past the context included. */
+static uint64_t blocks_max(const struct forward *forward) {
+    return forward->positions / LAYOUT_BLOCK_TOKENS + 1;
+}
+
+static uint64_t control_bytes(const struct forward *forward) {
+    uint64_t seqs = forward->singles_max + 1, align = FORWARD_ALIGN_BYTES;
+    uint64_t pointed = blocks_max(forward) * sizeof(struct kvops_block) +
+                       LAYOUT_WINDOW_PAGES_MAX * sizeof(struct kvops_page) +
+                       (blocks_max(forward) / 64 + 1) * sizeof(uint64_t) + 3 * align;
+
+    return forward_inner_seqs(forward) + align +
+           seqs * (forward->geometry.layers * sizeof(struct kvops_seq) + pointed);
+}
+
 static uint64_t partial_bytes(const struct forward *forward) {
     static const uint16_t chunk;
-    struct kvops_seq seq = {.block_count = forward->positions / LAYOUT_BLOCK_TOKENS + 1,
+    struct kvops_seq seq = {.block_count = (uint32_t)blocks_max(forward),
                             .sink_tokens = LAYOUT_SINK_TOKENS,
                             .window_tokens = LAYOUT_PAGE_TOKENS * LAYOUT_WINDOW_PAGES_MAX,
                             .chunk_k = &chunk,
@@ -126,15 +150,13 @@ static void cut_workspace(struct forward *forward, struct cutter *cutter) {
     forward->v = cut(cutter, rows * g->kv_heads * g->head_dim, sizeof(float));
     forward->gate = cut(cutter, rows * g->ffn, sizeof(float));
     forward->up = cut(cutter, rows * g->ffn, sizeof(float));
-    forward->head_x = cut(cutter, (uint64_t)FORWARD_HEAD_ROWS * g->hidden, sizeof(float));
     forward->logits = cut(cutter, (uint64_t)FORWARD_HEAD_ROWS * g->vocab, sizeof(float));
     forward->partials = cut(cutter, forward->singles_max, partial_bytes(forward));
     forward->chunk =
         cut(cutter, (uint64_t)g->layers * 2 * g->kv_heads * rows, g->head_dim * sizeof(uint16_t));
-    forward->ids = cut(cutter, rows, sizeof(uint32_t));
-    forward->position = cut(cutter, rows, sizeof(uint32_t));
-    forward->dest = cut(cutter, rows, sizeof(struct ops_kv_dest));
-    forward->single_seqs = cut(cutter, forward->singles_max, sizeof(struct kvops_seq));
+    forward->dest = cut(cutter, g->layers * rows, sizeof(struct ops_kv_dest));
+    forward->control_bytes = control_bytes(forward);
+    forward->control = cut(cutter, forward->control_bytes, 1);
 }
 
 static uint64_t larger(uint64_t a, uint64_t b) {
@@ -158,29 +180,102 @@ static uint64_t scratch_bytes(const struct forward *forward) {
 
 static enum kv_err make_weights(struct forward *forward, const struct weights *weights,
                                 struct kv_diag *diag) {
-    struct cutter cutter = {0};
+    struct packing packing = {.forward = forward, .diag = diag};
     enum kv_err err;
 
     forward->layer =
         kv_alloc_zeroed(forward->alloc, forward->geometry.layers, sizeof *forward->layer);
     if (!forward->layer)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the model's weights");
-    KV_TRY(pack_all(forward, &cutter, weights, diag));
-    forward->weight_bytes = cutter.off;
+    KV_TRY(pack_all(&packing, weights));
+    forward->weight_bytes = packing.cutter.off;
     forward->weights = device_get(forward->device, forward->weight_bytes);
     if (!forward->weights)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %llu bytes of weights",
                            (unsigned long long)forward->weight_bytes);
-    cutter = (struct cutter){.base = forward->weights};
-    KV_TRY(pack_all(forward, &cutter, weights, diag));
+    packing.cutter = (struct cutter){.base = forward->weights};
+    KV_TRY(pack_all(&packing, weights));
 done:
     return err;
+}
+
+static struct kv_digest tables_digest(const struct ops_rope_table *table, size_t bytes) {
+    struct kv_digest_state state;
+
+    kv_digest_init(&state);
+    kv_digest_update(&state, table->cos_table, bytes);
+    kv_digest_update(&state, table->sin_table, bytes);
+    return kv_digest_final(&state);
+}
+
+static enum kv_err make_tables(struct forward *forward, const struct weights *weights,
+                               struct kv_diag *diag) {
+    uint64_t values = (uint64_t)forward->positions * (forward->geometry.head_dim / 2);
+    float *both = kv_alloc_aligned(forward->alloc, 2 * values * sizeof *both, FORWARD_ALIGN_BYTES);
+    struct ops_rope_table table = {.base = (double)forward->geometry.rope_base,
+                                   .freq_factors = weights->rope_freqs,
+                                   .head_dim = forward->geometry.head_dim,
+                                   .positions = forward->positions,
+                                   .cos_table = both,
+                                   .sin_table = both ? both + values : NULL};
+    struct device_copy copies[2] = {{forward->cos_table, table.cos_table, values * sizeof(float)},
+                                    {forward->sin_table, table.sin_table, values * sizeof(float)}};
+    enum kv_err err;
+
+    if (!both)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the tables of positions");
+    ops_rope_table_fill(&table);
+    forward->tables = tables_digest(&table, values * sizeof(float));
+    err = device_copy_in(forward->device, DEVICE_STEP, copies, 2);
+    kv_alloc_release(forward->alloc, both);
+    return err;
+}
+
+/* Where K and V of a row go is the same in every step. */
+static enum kv_err make_dest(struct forward *forward, struct kv_diag *diag) {
+    const struct weights_geometry *g = &forward->geometry;
+    size_t count = (size_t)g->layers * forward->rows_max;
+    size_t head_stride = (size_t)forward->rows_max * g->head_dim;
+    struct ops_kv_dest *dest = kv_alloc_zeroed(forward->alloc, count, sizeof *dest);
+    struct device_copy copy = {forward->dest, dest, count * sizeof *dest};
+    enum kv_err err;
+
+    if (!dest)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a workspace");
+    for (size_t i = 0; i < count; i++) {
+        uint16_t *k = forward->chunk + i / forward->rows_max * 2 * g->kv_heads * head_stride +
+                      i % forward->rows_max * g->head_dim;
+        dest[i] = (struct ops_kv_dest){k, k + g->kv_heads * head_stride, head_stride};
+    }
+    err = device_copy_in(forward->device, DEVICE_STEP, &copy, 1);
+    kv_alloc_release(forward->alloc, dest);
+    return err;
+}
+
+/* The processor's side of a step. */
+static enum kv_err make_host(struct forward *forward, struct kv_diag *diag) {
+    uint64_t logits = (uint64_t)FORWARD_HEAD_ROWS * forward->geometry.vocab * sizeof(float);
+
+    forward->control_host =
+        kv_alloc_aligned(forward->alloc, forward->control_bytes, FORWARD_ALIGN_BYTES);
+    forward->bad_host = kv_alloc_zeroed(forward->alloc, forward->rows_max, sizeof(int32_t));
+    forward->seqs =
+        kv_alloc_zeroed(forward->alloc, forward->singles_max + 1, sizeof *forward->seqs);
+    if (!device_mapped(forward->device, forward->logits)) {
+        forward->logits_host = device_host_get(forward->device, logits);
+        if (!forward->logits_host)
+            return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for logits");
+    }
+    if (!forward->control_host || !forward->bad_host || !forward->seqs)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for what a step is told");
+    memset(forward->control_host, 0, forward->control_bytes);
+    return KV_OK;
 }
 
 static enum kv_err make_workspace(struct forward *forward, const struct weights *weights,
                                   struct kv_diag *diag) {
     struct cutter cutter = {0};
-    struct ops_rope_table table;
+    enum kv_err err;
 
     cut_workspace(forward, &cutter);
     forward->workspace_bytes = cutter.off;
@@ -191,14 +286,12 @@ static enum kv_err make_workspace(struct forward *forward, const struct weights 
                            (unsigned long long)forward->workspace_bytes);
     cutter = (struct cutter){.base = forward->workspace};
     cut_workspace(forward, &cutter);
-    table = (struct ops_rope_table){.base = (double)forward->geometry.rope_base,
-                                    .freq_factors = weights->rope_freqs,
-                                    .head_dim = forward->geometry.head_dim,
-                                    .positions = forward->positions,
-                                    .cos_table = forward->cos_table,
-                                    .sin_table = forward->sin_table};
-    ops_rope_table_fill(&table);
-    return KV_OK;
+    KV_TRY(make_tables(forward, weights, diag));
+    KV_TRY(make_dest(forward, diag));
+    KV_TRY(make_host(forward, diag));
+    KV_TRY(device_wait(forward->device, DEVICE_STEP));
+done:
+    return err;
 }
 
 enum kv_err forward_make(const struct forward_settings *settings, const struct weights *weights,
@@ -231,6 +324,10 @@ void forward_drop(struct forward *forward) {
         device_put(forward->device, forward->weights);
     if (forward->workspace)
         device_put(forward->device, forward->workspace);
+    device_host_put(forward->device, forward->logits_host);
+    kv_alloc_release(forward->alloc, forward->control_host);
+    kv_alloc_release(forward->alloc, forward->bad_host);
+    kv_alloc_release(forward->alloc, forward->seqs);
     kv_alloc_release(forward->alloc, forward->layer);
     kv_alloc_release(forward->alloc, forward);
 }
@@ -244,11 +341,5 @@ uint64_t forward_workspace_bytes(const struct forward *forward) {
 }
 
 struct kv_digest forward_tables_digest(const struct forward *forward) {
-    size_t bytes = (size_t)forward->positions * (forward->geometry.head_dim / 2) * sizeof(float);
-    struct kv_digest_state state;
-
-    kv_digest_init(&state);
-    kv_digest_update(&state, forward->cos_table, bytes);
-    kv_digest_update(&state, forward->sin_table, bytes);
-    return kv_digest_final(&state);
+    return forward->tables;
 }

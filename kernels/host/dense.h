@@ -214,6 +214,8 @@ void dense_swiglu_c(const struct ops_swiglu *args, uint32_t first_item, uint32_t
 void dense_swiglu_avx2(const struct ops_swiglu *args, uint32_t first_item, uint32_t end_item,
                        void *scratch);
 void dense_add_c(const struct ops_add *args, uint32_t first_item, uint32_t end_item, void *scratch);
+void dense_finite_c(const struct ops_finite *args, uint32_t first_item, uint32_t end_item,
+                    void *scratch);
 uint64_t dense_fma_rate_c(uint64_t iterations);
 uint64_t dense_fma_rate_avx2(uint64_t iterations);
 

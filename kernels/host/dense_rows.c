@@ -1,4 +1,4 @@
-/* kernels/host/dense_rows.c - row operations in plain C: norm, RoPE, SwiGLU, add.
+/* kernels/host/dense_rows.c - row operations in plain C: norm, RoPE, SwiGLU, add, finite.
  *
  * Responsible for: the specification of each, and the RoPE tables.
  * Not responsible for: the AVX2 twins, which must give the same bits (dense_rows_avx2.c).
@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 uint32_t ops_embed_items(const struct ops_embed *args) {
     return args->rows;
@@ -17,6 +18,10 @@ uint32_t ops_rmsnorm_items(const struct ops_rmsnorm *args) {
 }
 
 uint32_t ops_rope_items(const struct ops_rope *args) {
+    return args->rows;
+}
+
+uint32_t ops_finite_items(const struct ops_finite *args) {
     return args->rows;
 }
 
@@ -124,5 +129,21 @@ void dense_add_c(const struct ops_add *args, uint32_t first_item, uint32_t end_i
         size_t end = dense_item_end(item, args->count);
         for (size_t i = dense_item_first(item); i < end; i++)
             args->y[i] = args->a[i] + args->b[i];
+    }
+}
+
+void dense_finite_c(const struct ops_finite *args, uint32_t first_item, uint32_t end_item,
+                    void *scratch) {
+    (void)scratch;
+    for (uint32_t row = first_item; row < end_item; row++) {
+        const float *x = args->x + row * args->x_stride;
+        uint32_t bad = 0;
+        for (uint32_t i = 0; i < args->width; i++) {
+            uint32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            bad |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+        if (bad && args->bad[row] < 0)
+            args->bad[row] = args->mark;
     }
 }

@@ -13,6 +13,7 @@ static const struct ops_table table_c = {
     .rope = dense_rope_c,
     .swiglu = dense_swiglu_c,
     .add = dense_add_c,
+    .finite = dense_finite_c,
     .fma_rate = dense_fma_rate_c,
 };
 
@@ -25,6 +26,7 @@ static const struct ops_table table_avx2 = {
     .rope = dense_rope_avx2,
     .swiglu = dense_swiglu_avx2,
     .add = dense_add_c,
+    .finite = dense_finite_c,
     .fma_rate = dense_fma_rate_avx2,
 };
 

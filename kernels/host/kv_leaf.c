@@ -222,13 +222,14 @@ static void combine_avx2(const struct kvops_attend *args, uint32_t first, uint32
 }
 
 const struct kvops_table *kvops_host_c(void) {
-    static const struct kvops_table table = {"host-c",  seal_c,   leaf_decode_page,
+    static const struct kvops_table table = {"host-c",  seal_c,   leaf_append, leaf_decode_page,
                                              prefill_c, decode_c, combine_c};
     return &table;
 }
 
 const struct kvops_table *kvops_host_avx2(void) {
-    static const struct kvops_table table = {"host-avx2",  seal_avx2,   leaf_decode_page,
-                                             prefill_avx2, decode_avx2, combine_avx2};
+    static const struct kvops_table table = {"host-avx2",      seal_avx2,    leaf_append,
+                                             leaf_decode_page, prefill_avx2, decode_avx2,
+                                             combine_avx2};
     return &table;
 }

@@ -198,6 +198,7 @@ extern const struct leaf_coder leaf_coder_avx2;
 
 void leaf_seal(const struct leaf_coder *coder, const struct kvops_seal *args,
                struct leaf_range items, void *scratch);
+void leaf_append(const struct kvops_append *args, uint32_t first_item, uint32_t end_item);
 void leaf_decode_page(const struct kvops_decode_page *args);
 
 #endif

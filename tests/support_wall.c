@@ -1,0 +1,425 @@
+/* tests/support_wall.c - a device whose memory the processor cannot reach.
+ *
+ * Responsible for: what support_wall.h says.
+ * Not responsible for: arithmetic.
+ */
+#include "tests/support_wall.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { RANGES_MAX = 8, SEQS_MAX = 160, ROWS_MAX = 512, COPIES_MAX = 64 };
+
+enum kv_err __real_device_host_open(const struct device_host_settings *settings,
+                                    struct device **device_out, struct kv_diag *diag);
+enum kv_err __wrap_device_host_open(const struct device_host_settings *settings,
+                                    struct device **device_out, struct kv_diag *diag);
+
+struct range {
+    uint8_t *wall; /* what the engine sees */
+    uint8_t *real;
+    uint64_t bytes;
+};
+
+struct wall {
+    struct device device;
+    struct device *inner;
+    const struct kv_alloc *alloc;
+    struct range ranges[RANGES_MAX];
+    struct kvops_seq seqs[SEQS_MAX];
+    struct ops_kv_dest dest[ROWS_MAX];
+};
+
+static int wall_off;
+static _Atomic int wall_fault;
+static _Atomic uint64_t wall_calls;
+
+void support_wall_set(int on) {
+    wall_off = !on;
+}
+
+void support_wall_break(enum support_wall_fault fault) {
+    wall_fault = (int)fault;
+}
+
+uint64_t support_wall_calls(void) {
+    return wall_calls;
+}
+
+static int breaks(struct wall *wall, enum support_wall_fault fault) {
+    int expected = (int)fault;
+
+    if (wall->device.lost)
+        return 1;
+    if (wall_fault == SUPPORT_WALL_LOST && fault == SUPPORT_WALL_FAILS_ONCE) {
+        wall->device.lost = 1;
+        snprintf(wall->device.trouble, sizeof wall->device.trouble, "the wall has come down");
+        wall_fault = SUPPORT_WALL_SOUND;
+        return 1;
+    }
+    if (!atomic_compare_exchange_strong(&wall_fault, &expected, SUPPORT_WALL_SOUND))
+        return 0;
+    snprintf(wall->device.trouble, sizeof wall->device.trouble, "the wall fails once");
+    return 1;
+}
+
+static struct wall *wall_of(struct device *device) {
+    wall_calls++;
+    return (struct wall *)device;
+}
+
+/* The memory behind an address of the device. */
+static void *behind(const struct wall *wall, const void *address) {
+    const uint8_t *at = address;
+
+    if (!at)
+        return NULL;
+    for (uint32_t i = 0; i < RANGES_MAX; i++) {
+        const struct range *range = &wall->ranges[i];
+        if (range->wall && at >= range->wall && at < range->wall + range->bytes)
+            return range->real + (at - range->wall);
+    }
+    assert(!"an address that is not the device's");
+    return NULL;
+}
+
+static void wall_close(struct device *device) {
+    struct wall *wall = wall_of(device);
+
+    device_close(wall->inner);
+    kv_alloc_release(wall->alloc, wall);
+}
+
+static void *wall_get(struct device *device, uint64_t bytes) {
+    struct wall *wall = wall_of(device);
+    struct range *range = wall->ranges;
+
+    while (range->wall)
+        range++;
+    assert(range < wall->ranges + RANGES_MAX);
+    range->real = wall->inner->ops->get(wall->inner, bytes);
+    if (!range->real)
+        return NULL;
+    range->wall = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert(range->wall != MAP_FAILED);
+    range->bytes = bytes;
+    return range->wall;
+}
+
+static void wall_put(struct device *device, void *memory) {
+    struct wall *wall = wall_of(device);
+    struct range *range = wall->ranges;
+
+    while (range->wall != memory)
+        range++;
+    munmap(range->wall, range->bytes);
+    wall->inner->ops->put(wall->inner, range->real);
+    *range = (struct range){NULL, NULL, 0};
+}
+
+static void *wall_host_get(struct device *device, uint64_t bytes) {
+    struct wall *wall = wall_of(device);
+
+    return wall->inner->ops->host_get(wall->inner, bytes);
+}
+
+static void wall_host_put(struct device *device, void *memory) {
+    struct wall *wall = wall_of(device);
+
+    wall->inner->ops->host_put(wall->inner, memory);
+}
+
+static void *wall_mapped(struct device *device, void *at) {
+    (void)behind(wall_of(device), at);
+    return NULL;
+}
+
+static void wall_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
+    struct wall *wall = wall_of(device);
+
+    wall->inner->ops->fill(wall->inner, behind(wall, at), pattern, bytes);
+}
+
+static enum kv_err wall_copy_in(struct device *device, enum device_lane lane,
+                                const struct device_copy *copies, uint32_t count) {
+    struct wall *wall = wall_of(device);
+
+    if (lane == DEVICE_IN && breaks(wall, SUPPORT_WALL_COPY_IN))
+        return KV_ERR_DEVICE;
+    for (uint32_t i = 0; i < count; i++)
+        if (copies[i].bytes)
+            memcpy(behind(wall, copies[i].to), copies[i].from, copies[i].bytes);
+    return KV_OK;
+}
+
+static enum kv_err wall_copy_out(struct device *device, enum device_lane lane,
+                                 const struct device_copy *copies, uint32_t count) {
+    struct wall *wall = wall_of(device);
+
+    if ((lane == DEVICE_OUT && breaks(wall, SUPPORT_WALL_COPY_OUT)) ||
+        (lane == DEVICE_STEP && breaks(wall, SUPPORT_WALL_FAILS_ONCE)))
+        return KV_ERR_DEVICE;
+    for (uint32_t i = 0; i < count; i++)
+        if (copies[i].bytes)
+            memcpy(copies[i].to, behind(wall, copies[i].from), copies[i].bytes);
+    return KV_OK;
+}
+
+static enum kv_err wall_digest(struct device *device, enum device_lane lane,
+                               const struct device_extent *extents, uint32_t count,
+                               struct kv_digest *digests_out) {
+    struct wall *wall = wall_of(device);
+
+    for (uint32_t i = 0; i < count; i++) {
+        struct device_extent extent = extents[i];
+        for (uint32_t part = 0; part < extent.part_count; part++)
+            extent.part[part] = behind(wall, extent.part[part]);
+        wall->inner->ops->digest(wall->inner, lane, &extent, 1, &digests_out[i]);
+    }
+    return wall->device.lost ? KV_ERR_DEVICE : KV_OK;
+}
+
+static enum kv_err wall_wait(struct device *device, enum device_lane lane) {
+    (void)lane;
+    return wall_of(device)->device.lost ? KV_ERR_DEVICE : KV_OK;
+}
+
+static enum kv_err wall_scratch(struct device *device, uint64_t bytes) {
+    struct wall *wall = wall_of(device);
+
+    return wall->inner->ops->scratch(wall->inner, bytes);
+}
+
+static uint64_t wall_weight_bytes(enum device_use use, enum ops_type type, uint32_t n, uint32_t k) {
+    (void)use;
+    return ops_weight_bytes(type, n, k);
+}
+
+static enum kv_err wall_weight_load(struct device *device, enum device_use use,
+                                    struct ops_weight *weight, const uint8_t *tensor) {
+    struct wall *wall = wall_of(device);
+    struct ops_weight real = *weight;
+
+    real.bytes = behind(wall, weight->bytes);
+    return wall->inner->ops->weight_load(wall->inner, use, &real, tensor);
+}
+
+static int wall_repeat_begin(struct device *device, uint64_t shape) {
+    (void)wall_of(device);
+    (void)shape;
+    return 1;
+}
+
+static void wall_repeat_end(struct device *device) {
+    (void)wall_of(device);
+}
+
+/* The planned sequences have the processor's pointers: all of them are looked at. */
+static void wall_plan(struct device *device, const struct kvops_attend *singles) {
+    uint32_t tiers = 0;
+
+    (void)wall_of(device);
+    for (uint32_t i = 0; i < singles->seq_count; i++)
+        for (uint32_t block = 0; block < singles->seqs[i].block_count; block++)
+            tiers |= 1u << singles->seqs[i].blocks[block].tier;
+    assert(tiers < 1u << LAYOUT_TIER_COUNT);
+}
+
+static void wall_embed(struct device *device, const struct ops_embed *args) {
+    struct wall *wall = wall_of(device);
+    struct ops_embed real = *args;
+
+    real.table.bytes = behind(wall, args->table.bytes);
+    real.ids = behind(wall, args->ids);
+    real.out = behind(wall, args->out);
+    wall->inner->ops->embed(wall->inner, &real);
+}
+
+static void wall_rmsnorm(struct device *device, const struct ops_rmsnorm *args) {
+    struct wall *wall = wall_of(device);
+    struct ops_rmsnorm real = *args;
+
+    real.x = behind(wall, args->x);
+    real.gain = behind(wall, args->gain);
+    real.y = behind(wall, args->y);
+    wall->inner->ops->rmsnorm(wall->inner, &real);
+}
+
+static void wall_matmul(struct device *device, const struct device_matmuls *args) {
+    struct wall *wall = wall_of(device);
+    struct ops_matmul real[DEVICE_MATMULS_MAX];
+    struct device_matmuls all = {real, args->count, args->class};
+
+    for (uint32_t i = 0; i < args->count; i++) {
+        real[i] = args->args[i];
+        real[i].weight.bytes = behind(wall, real[i].weight.bytes);
+        real[i].x = behind(wall, real[i].x);
+        real[i].residual = behind(wall, real[i].residual);
+        real[i].y = behind(wall, real[i].y);
+    }
+    wall->inner->ops->matmul(wall->inner, &all);
+}
+
+static void wall_rope(struct device *device, const struct ops_rope *args) {
+    struct wall *wall = wall_of(device);
+    const struct ops_kv_dest *dest = behind(wall, args->dest);
+    struct ops_rope real = *args;
+
+    assert(args->rows <= ROWS_MAX);
+    for (uint32_t i = 0; i < args->rows; i++)
+        wall->dest[i] = (struct ops_kv_dest){behind(wall, dest[i].k), behind(wall, dest[i].v),
+                                             dest[i].head_stride};
+    real.q = behind(wall, args->q);
+    real.k = behind(wall, args->k);
+    real.v = behind(wall, args->v);
+    real.dest = wall->dest;
+    real.positions = behind(wall, args->positions);
+    real.cos_table = behind(wall, args->cos_table);
+    real.sin_table = behind(wall, args->sin_table);
+    wall->inner->ops->rope(wall->inner, &real);
+}
+
+static void wall_swiglu(struct device *device, const struct ops_swiglu *args) {
+    struct wall *wall = wall_of(device);
+    struct ops_swiglu real = *args;
+
+    real.gate = behind(wall, args->gate);
+    real.up = behind(wall, args->up);
+    real.y = behind(wall, args->y);
+    wall->inner->ops->swiglu(wall->inner, &real);
+}
+
+static void wall_finite(struct device *device, const struct ops_finite *args) {
+    struct wall *wall = wall_of(device);
+    struct ops_finite real = *args;
+
+    real.x = behind(wall, args->x);
+    real.bad = behind(wall, args->bad);
+    wall->inner->ops->finite(wall->inner, &real);
+}
+
+static struct kvops_pool pool_behind(const struct wall *wall, const struct kvops_pool *pool) {
+    return (struct kvops_pool){pool->geometry, behind(wall, pool->slots), behind(wall, pool->meta)};
+}
+
+static struct kvops_attend attend_behind(struct wall *wall, const struct kvops_attend *args) {
+    const struct kvops_seq *seqs = behind(wall, args->seqs);
+    struct kvops_attend real = *args;
+
+    assert(args->seq_count <= SEQS_MAX);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        struct kvops_seq *seq = &wall->seqs[i];
+        *seq = seqs[i];
+        seq->blocks = behind(wall, seq->blocks);
+        seq->window = behind(wall, seq->window);
+        seq->chunk_k = behind(wall, seq->chunk_k);
+        seq->chunk_v = behind(wall, seq->chunk_v);
+        seq->hidden_blocks = behind(wall, seq->hidden_blocks);
+    }
+    real.pool = pool_behind(wall, &args->pool);
+    real.q = behind(wall, args->q);
+    real.out = behind(wall, args->out);
+    real.partials = behind(wall, args->partials);
+    real.seqs = wall->seqs;
+    return real;
+}
+
+static void wall_prefill(struct device *device, const struct kvops_attend *args,
+                         uint32_t rows_max) {
+    struct wall *wall = wall_of(device);
+    struct kvops_attend real = attend_behind(wall, args);
+
+    for (uint32_t i = 0; i < real.seq_count; i++)
+        assert(real.seqs[i].row_count <= rows_max);
+    wall->inner->ops->prefill(wall->inner, &real, rows_max);
+}
+
+static void wall_decode(struct device *device, const struct kvops_attend *args) {
+    struct wall *wall = wall_of(device);
+    struct kvops_attend real = attend_behind(wall, args);
+
+    wall->inner->ops->decode(wall->inner, &real);
+}
+
+static void wall_seal(struct device *device, const struct kvops_seal *args) {
+    struct wall *wall = wall_of(device);
+    struct kvops_seal real = *args;
+
+    real.pool = pool_behind(wall, &args->pool);
+    real.bad_token = behind(wall, args->bad_token);
+    wall->inner->ops->seal(wall->inner, &real);
+}
+
+static enum kv_err wall_append(struct device *device, const struct kvops_append *args) {
+    struct wall *wall = wall_of(device);
+    struct kvops_append real = *args;
+
+    if (breaks(wall, SUPPORT_WALL_APPEND))
+        return KV_ERR_DEVICE;
+    real.pool = pool_behind(wall, &args->pool);
+    real.chunk = behind(wall, args->chunk);
+    return wall->inner->ops->append(wall->inner, &real);
+}
+
+static uint64_t wall_fma_rate(struct device *device, uint64_t iterations) {
+    struct wall *wall = wall_of(device);
+
+    return wall->inner->ops->fma_rate(wall->inner, iterations);
+}
+
+static const struct device_ops wall_ops = {
+    .close = wall_close,
+    .get = wall_get,
+    .put = wall_put,
+    .host_get = wall_host_get,
+    .host_put = wall_host_put,
+    .mapped = wall_mapped,
+    .fill = wall_fill,
+    .copy_in = wall_copy_in,
+    .copy_out = wall_copy_out,
+    .digest = wall_digest,
+    .wait = wall_wait,
+    .scratch = wall_scratch,
+    .weight_bytes = wall_weight_bytes,
+    .weight_load = wall_weight_load,
+    .repeat_begin = wall_repeat_begin,
+    .repeat_end = wall_repeat_end,
+    .plan = wall_plan,
+    .embed = wall_embed,
+    .rmsnorm = wall_rmsnorm,
+    .matmul = wall_matmul,
+    .rope = wall_rope,
+    .swiglu = wall_swiglu,
+    .finite = wall_finite,
+    .prefill = wall_prefill,
+    .decode = wall_decode,
+    .seal = wall_seal,
+    .append = wall_append,
+    .fma_rate = wall_fma_rate,
+};
+
+enum kv_err __wrap_device_host_open(const struct device_host_settings *settings,
+                                    struct device **device_out, struct kv_diag *diag) {
+    struct device *inner = NULL;
+    enum kv_err err = __real_device_host_open(settings, &inner, diag);
+
+    if (err != KV_OK || wall_off) {
+        *device_out = inner;
+        return err;
+    }
+    struct wall *wall = kv_alloc_zeroed(settings->alloc, 1, sizeof *wall);
+    if (!wall) {
+        device_close(inner);
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the device");
+    }
+    wall->device = *inner;
+    wall->device.ops = &wall_ops;
+    wall->inner = inner;
+    wall->alloc = settings->alloc;
+    *device_out = &wall->device;
+    return KV_OK;
+}

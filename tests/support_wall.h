@@ -1,0 +1,31 @@
+/* tests/support_wall.h - a device whose memory the processor cannot reach.
+ *
+ * Responsible for: taking the place of the host device in every program that includes this header:
+ * addresses of the device lead to pages without rights, and only device calls are led on to the
+ * memory behind them; failures on demand.
+ * Not responsible for: arithmetic (the host device behind it).
+ *
+ * Threads: set before engines are opened; the device as device.h says.
+ * Units: bytes.
+ */
+#ifndef TESTS_SUPPORT_WALL_H
+#define TESTS_SUPPORT_WALL_H
+
+#include "engine/device/device.h"
+
+/* 0: the next device is the plain host device. On at the start. */
+void support_wall_set(int on);
+
+enum support_wall_fault {
+    SUPPORT_WALL_SOUND,
+    SUPPORT_WALL_FAILS_ONCE, /* the next step's results cannot be fetched */
+    SUPPORT_WALL_APPEND,     /* the next append fails */
+    SUPPORT_WALL_COPY_OUT,   /* the next copy of a writer fails */
+    SUPPORT_WALL_COPY_IN,    /* the next copy of a reader fails */
+    SUPPORT_WALL_LOST        /* from the next step on nothing works */
+};
+void support_wall_break(enum support_wall_fault fault);
+/* Device calls since the program began: shows that a test came by here. */
+uint64_t support_wall_calls(void);
+
+#endif

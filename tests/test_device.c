@@ -1,0 +1,210 @@
+/* tests/test_device.c - devices that the processor cannot look into, and that fail.
+ *
+ * Responsible for: sessions behind the wall of support_wall.h and beside it have the same bits,
+ * each wakes what the other saved, no device address is followed, what a failed call costs whom.
+ * Not responsible for: arithmetic; real accelerators (gpu_engine.c).
+ * Broken twins: BREAK_REACH follows addresses of the device; BREAK_DEVICE_ERROR does not look at
+ * what a copy out says.
+ */
+#include "tests/support_life.h"
+#include "tests/support_wall.h"
+#include "tests/testing.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { EVENTS = 2 * 1024 + 1 };
+
+struct fixture {
+    char dir[TESTING_PATH_BYTES];
+    struct life_options options;
+    struct life life;
+};
+
+static void open_fixture(struct fixture *f, int wall) {
+    testing_temp_dir(f->dir);
+    f->options = life_default(f->dir);
+    support_wall_set(wall);
+    life_open(&f->options, &f->life);
+}
+
+static void reopen(struct fixture *f, int wall) {
+    life_close(&f->life);
+    support_wall_set(wall);
+    life_open(&f->options, &f->life);
+}
+
+/* 1,900 tokens reach every tier of the ladder; the last page is not full. */
+static struct kv_digest live(struct life *life, const char *name, struct life_turn turns[2]) {
+    struct session *session = life_session(life, name, IMAGE_RECIPE_V3);
+    struct kv_digest resident;
+
+    life_say(session, 1, 64 + 256 * 6 + 300, 3, &turns[0]);
+    life_say(session, 2, 40, 3, &turns[1]);
+    resident = life_resident(session);
+    life_sleep(life, session);
+    return resident;
+}
+
+/* BREAK_REACH */
+static void both_sides_of_the_wall_are_equal(void **state) {
+    struct fixture f;
+    struct life_turn turns[2][2], after[2];
+    struct kv_digest resident[2];
+    uint64_t calls = support_wall_calls();
+
+    (void)state;
+    open_fixture(&f, 1);
+    resident[1] = live(&f.life, "walled", turns[1]);
+    assert_true(support_wall_calls() > calls + 1000);
+    reopen(&f, 0);
+    calls = support_wall_calls();
+    resident[0] = live(&f.life, "plain", turns[0]);
+    assert_int_equal(support_wall_calls(), calls);
+    assert_memory_equal(&resident[0], &resident[1], sizeof resident[0]);
+    life_same_turn(&turns[0][0], &turns[1][0]);
+    life_same_turn(&turns[0][1], &turns[1][1]);
+    for (int wall = 0; wall < 2; wall++) {
+        struct receipt receipt;
+        struct session *session;
+        if (wall)
+            reopen(&f, 1);
+        session = life_wake(&f.life, wall ? "plain" : "walled", &receipt);
+        struct kv_digest woken = life_resident(session);
+        assert_memory_equal(&woken, &resident[0], sizeof woken);
+        life_say(session, 3, 300, 3, &after[wall]);
+    }
+    life_same_turn(&after[0], &after[1]);
+    life_close(&f.life);
+}
+
+/* Feeds 20 ids to each session that is given; returns how many of them failed, and the call's
+ * error through err_out. */
+static uint32_t feed_all(struct life *life, struct session **sessions, uint32_t count,
+                         enum kv_err *err_out) {
+    static struct engine_event events[EVENTS];
+    uint32_t ids[20], event_count = 1, failed = 0;
+    struct kv_diag diag = {""};
+
+    support_engine_ids(9, 200, ids, 20);
+    for (uint32_t i = 0; i < count; i++)
+        assert_int_equal(session_feed(sessions[i], ids, 20, IMAGE_USER, &diag), KV_OK);
+    *err_out = KV_OK;
+    while (event_count && *err_out == KV_OK) {
+        *err_out = engine_step(life->engine, events, &event_count, &diag);
+        for (uint32_t i = 0; i < event_count; i++) {
+            failed += events[i].kind == ENGINE_FAILED;
+            if (events[i].kind == ENGINE_FAILED)
+                assert_non_null(strstr(diag.text, "the wall"));
+        }
+    }
+    return failed;
+}
+
+/* BREAK_DEVICE_ERROR */
+static void a_failed_step_costs_its_request_only(void **state) {
+    struct fixture f;
+    struct session *sessions[2];
+    struct life_turn turn, again;
+    struct session_info info;
+    enum kv_err err;
+
+    (void)state;
+    open_fixture(&f, 1);
+    sessions[0] = life_session(&f.life, "a", IMAGE_RECIPE_V3);
+    sessions[1] = life_session(&f.life, "b", IMAGE_RECIPE_V3);
+    support_wall_break(SUPPORT_WALL_FAILS_ONCE);
+    assert_int_equal(feed_all(&f.life, sessions, 2, &err), 1);
+    assert_int_equal(err, KV_OK);
+    session_info(sessions[0], &info);
+    assert_int_equal(info.n, 0);
+    session_info(sessions[1], &info);
+    assert_int_equal(info.n_kv, 20);
+    life_say(sessions[0], 5, 500, 4, &turn);
+    life_say(life_session(&f.life, "twin", IMAGE_RECIPE_V3), 5, 500, 4, &again);
+    life_same_turn(&turn, &again);
+    life_close(&f.life);
+}
+
+static void rows_that_were_not_kept_fail_the_session(void **state) {
+    struct fixture f;
+    struct session *session;
+    struct session_info info;
+    struct receipt receipt;
+    enum kv_err err;
+
+    (void)state;
+    open_fixture(&f, 1);
+    session = life_session(&f.life, "a", IMAGE_RECIPE_V3);
+    life_say(session, 5, 400, 2, NULL);
+    life_save(&f.life, session, 1);
+    support_wall_break(SUPPORT_WALL_APPEND);
+    assert_int_equal(feed_all(&f.life, &session, 1, &err), 1);
+    session_info(session, &info);
+    assert_int_equal(info.state, SESSION_FAILED);
+    session_drop(session);
+    session = life_wake(&f.life, "a", &receipt);
+    life_say(session, 6, 20, 2, NULL);
+    life_close(&f.life);
+}
+
+static void a_lost_device_ends_the_engine_and_nothing_else(void **state) {
+    struct fixture f;
+    struct life_turn turns[2];
+    struct session *session;
+    struct receipt receipt;
+    struct kv_digest resident;
+    enum kv_err err;
+
+    (void)state;
+    open_fixture(&f, 1);
+    resident = live(&f.life, "safe", turns);
+    session = life_session(&f.life, "a", IMAGE_RECIPE_V3);
+    support_wall_break(SUPPORT_WALL_LOST);
+    assert_int_equal(feed_all(&f.life, &session, 1, &err), 1);
+    assert_int_equal(err, KV_ERR_DEVICE);
+    life_refuse(&f.life, "safe", KV_ERR_DEVICE, NULL);
+    reopen(&f, 1);
+    session = life_wake(&f.life, "safe", &receipt);
+    struct kv_digest woken = life_resident(session);
+    assert_memory_equal(&woken, &resident, sizeof woken);
+    life_close(&f.life);
+}
+
+/* A wake that cannot place its bytes is refused and takes nothing; a block that cannot be copied
+ * out stays volatile and is written with the next save. */
+static void failed_copies_lose_nothing(void **state) {
+    struct fixture f;
+    struct life_turn turns[2];
+    struct engine_slots before, after;
+    struct session *session;
+    struct receipt receipt;
+    struct kv_digest resident, woken;
+
+    (void)state;
+    open_fixture(&f, 1);
+    resident = live(&f.life, "safe", turns);
+    engine_slots(f.life.engine, &before);
+    support_wall_break(SUPPORT_WALL_COPY_IN);
+    life_refuse(&f.life, "safe", KV_ERR_DEVICE, NULL);
+    engine_slots(f.life.engine, &after);
+    assert_int_equal(before.free, after.free);
+    session = life_wake(&f.life, "safe", &receipt);
+    woken = life_resident(session);
+    assert_memory_equal(&woken, &resident, sizeof woken);
+    support_wall_break(SUPPORT_WALL_COPY_OUT);
+    life_say(session, 8, 600, 1, NULL);
+    snapshot_drain(f.life.snapshot);
+    life_save(&f.life, session, 1);
+    resident = life_resident(session);
+    life_sleep(&f.life, session);
+    woken = life_resident(life_wake(&f.life, "safe", &receipt));
+    assert_memory_equal(&woken, &resident, sizeof woken);
+    life_close(&f.life);
+}
+
+TESTING_MAIN(cmocka_unit_test(both_sides_of_the_wall_are_equal),
+             cmocka_unit_test(a_failed_step_costs_its_request_only),
+             cmocka_unit_test(rows_that_were_not_kept_fail_the_session),
+             cmocka_unit_test(a_lost_device_ends_the_engine_and_nothing_else),
+             cmocka_unit_test(failed_copies_lose_nothing))
