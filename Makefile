@@ -94,7 +94,7 @@ help:
 	@echo '                  (DEMO_TOKENS=2048, MODEL=path)'
 	@echo 'make test         set up, build, run every test (TESTS="test_a test_b", QUICK=1)'
 	@echo 'make check        style, imports, mutable globals, layout'
-	@echo 'make check-twins  every BREAK_ switch must make its test fail'
+	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
 	@echo 'make sanitize     all tests under ASan and UBSan'
 	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
 	@echo 'make sweep        every power cut and every failing call of one life (STRIDE=1)'
@@ -271,7 +271,8 @@ check: $(PRODUCT_OBJ)
 	@tools/check.sh $^
 
 check-twins: $(TEST_PROGRAMS) $(LONG_TESTS:%=$B/tests/%)
-	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' '-Wl,--as-needed -lcmocka $(LDLIBS)'
+	@tools/check_twins.sh $B '$(CC) $(CPPFLAGS) $(CFLAGS)' '-Wl,--as-needed -lcmocka $(LDLIBS)' \
+	    '$(TWINS)'
 
 # For check-twins: what the program tests/$(TEST).c is linked from.
 print-link:

@@ -17,6 +17,7 @@ void image_release(struct image *image, const struct kv_alloc *alloc) {
     kv_alloc_release(alloc, image->policies);
     kv_alloc_release(alloc, image->ids);
     kv_alloc_release(alloc, image->roles);
+    kv_alloc_release(alloc, image->absent);
     for (uint32_t i = 0; image->needles != NULL && i < image->needle_count; i++) {
         kv_alloc_release(alloc, image->needles[i].key);
         kv_alloc_release(alloc, image->needles[i].ask);
@@ -43,6 +44,33 @@ enum layout_tier image_tier(const struct image_policy *policy, uint64_t block, u
 
 enum layout_tier image_floor(const struct image_policy *policy) {
     return policy->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K6V2;
+}
+
+enum layout_tier image_tier_without(enum layout_tier tier, uint32_t absent) {
+    static const enum layout_tier ladder[] = {LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3, LAYOUT_K6V2};
+    const size_t count = sizeof ladder / sizeof ladder[0];
+    size_t step = 0;
+    if (tier == LAYOUT_TIER_BF16)
+        return tier;
+    while (step < count && ladder[step] != tier)
+        step++;
+    while (step + 1 < count && (layout_tier_streams(ladder[step]) & absent) != 0)
+        step++;
+    return step < count ? ladder[step] : tier;
+}
+
+int image_policy_equal(const struct image_policy *a, const struct image_policy *b) {
+    int equal = a->recipe == b->recipe && a->age_count == b->age_count;
+    for (uint32_t i = 0; equal && i < a->age_count; i++)
+        equal = a->ages[i] == b->ages[i];
+    return equal;
+}
+
+uint64_t image_mixed_from(const struct image_policy_change *policies, uint32_t count) {
+    for (uint32_t i = 1; i < count; i++)
+        if (image_policy_equal(&policies[i].policy, &policies[i - 1].policy))
+            return policies[i].from_n_kv;
+    return 0;
 }
 
 struct kv_digest image_root(const void *bytes, size_t size) {

@@ -53,6 +53,8 @@ struct image_policy {
 /* The tier that attention reads block `block` at when `n_kv` tokens have KV (DESIGN 4.3). */
 enum layout_tier image_tier(const struct image_policy *policy, uint64_t block, uint64_t n_kv);
 enum layout_tier image_floor(const struct image_policy *policy);
+/* `tier`, or the next one down the ladder of v3 that reads none of the streams `absent`. */
+enum layout_tier image_tier_without(enum layout_tier tier, uint32_t absent);
 
 struct image_sampler {
     float temperature, top_p;
@@ -100,6 +102,8 @@ struct image {
     uint32_t role_count;
     uint64_t lineage;
     uint32_t block_count;
+    uint32_t *absent;             /* [block_count] or NULL: masks of streams that have left the
+                                     stored blocks; not encoded, as the ids of these blocks */
     struct kv_digest block_chain; /* record.h: over every extent digest of every block, in order */
     struct image_page sinks;      /* tokens 0 … 63 */
     struct image_page pages[IMAGE_PAGES_MAX];
@@ -122,6 +126,10 @@ enum kv_err image_decode(const void *bytes, size_t size, const struct kv_alloc *
                          struct image *image_out, struct kv_diag *diag);
 /* The root digest: of the canonical bytes. */
 struct kv_digest image_root(const void *bytes, size_t size);
+int image_policy_equal(const struct image_policy *a, const struct image_policy *b);
+/* Token from which answers were computed over coarser planes than the policy of their time gives
+ * (mixed history): where the tier history repeats a policy. 0: never. */
+uint64_t image_mixed_from(const struct image_policy_change *policies, uint32_t count);
 /* MISMATCH naming the field and both values when `saved` cannot run on `here`. */
 enum kv_err image_compatible(const struct image_model *saved, const struct image_model *here,
                              struct kv_diag *diag);

@@ -52,6 +52,12 @@ struct receipt {
     uint64_t image_bytes, record_bytes, door_bytes; /* door: everything through the I/O door */
     uint32_t digests_checked, digests_failed;
     enum receipt_proof fingerprint;
+    int fingerprint_floor;    /* 1: compared at the ladder's floor, since planes are gone */
+    uint32_t degraded_blocks; /* read at less than the policy gives: planes have left the store */
+    uint64_t mixed_from;      /* token from which answers saw coarser planes; 0 never */
+    /* What the byte budget made go, so that this save found room. */
+    uint32_t lowered_sessions, removed_snapshots, removed_sessions;
+    uint64_t given_bytes;
     float fingerprint_max_diff; /* over the recorded top logits */
     uint32_t needles_recorded, needles_asked, needles_passed, needles_kept;
     uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time */

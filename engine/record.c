@@ -51,10 +51,11 @@ struct record_key record_key_lineage(uint64_t lineage) {
     return key_of_id('l', lineage);
 }
 
-static struct kv_writer writer_of(uint8_t *out) {
+/* Most records can be said in version 1. */
+static struct kv_writer writer_of(uint8_t *out, uint8_t version) {
     struct kv_writer writer;
     kv_writer_init(&writer, out, RECORD_OUT_BYTES);
-    kv_write_u8(&writer, RECORD_VERSION);
+    kv_write_u8(&writer, version);
     return writer;
 }
 
@@ -70,15 +71,17 @@ static void put_name_text(struct kv_writer *writer, const char *name) {
 }
 
 uint32_t record_put_name(const struct record_name *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out);
+    struct kv_writer writer = writer_of(out, record->may_expire ? 2 : 1);
     kv_write_u64(&writer, record->snapshot);
     kv_write_u64(&writer, record->lineage);
     kv_write_u64(&writer, record->updated_ns);
+    if (record->may_expire)
+        kv_write_u8(&writer, 1);
     return size_of(&writer);
 }
 
 uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out);
+    struct kv_writer writer = writer_of(out, 1);
     put_name_text(&writer, record->name);
     kv_write_u64(&writer, record->lineage);
     kv_write_u64(&writer, record->parent);
@@ -97,15 +100,21 @@ uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out)
 }
 
 uint32_t record_put_block(const struct record_block *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out);
+    struct kv_writer writer = writer_of(out, record->dropped_count != 0 ? 2 : 1);
     kv_write_u32(&writer, record->code_id);
     kv_write_u32(&writer, record->layout_id);
     kv_write_u64(&writer, record->first_position);
+    if (record->dropped_count != 0)
+        kv_write_u8(&writer, (uint8_t)record->dropped_count);
+    for (uint32_t i = 0; i < record->dropped_count; i++) {
+        kv_write_u8(&writer, record->dropped_kinds[i]);
+        kv_write_bytes(&writer, record->dropped[i].bytes, KV_DIGEST_BYTES);
+    }
     return size_of(&writer);
 }
 
 uint32_t record_put_page(const struct record_page *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out);
+    struct kv_writer writer = writer_of(out, 1);
     kv_write_u64(&writer, record->lineage);
     kv_write_u64(&writer, record->first);
     kv_write_u32(&writer, record->tokens);
@@ -114,7 +123,7 @@ uint32_t record_put_page(const struct record_page *record, uint8_t *out) {
 }
 
 uint32_t record_put_lineage(const struct record_lineage *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out);
+    struct kv_writer writer = writer_of(out, 1);
     kv_write_u64(&writer, record->parent);
     kv_write_u64(&writer, record->cut);
     kv_write_u32(&writer, record->snapshot_count);
@@ -135,6 +144,11 @@ static enum kv_err begin(struct kv_reader *reader, const void *value, size_t siz
                            "use a newer program",
                            what, version, RECORD_VERSION);
     return KV_OK;
+}
+
+/* Behind begin: whether the value is of version 2. */
+static int is_second(const void *value) {
+    return ((const uint8_t *)value)[0] == 2;
 }
 
 static enum kv_err end(const struct kv_reader *reader, int sound, const char *what,
@@ -169,14 +183,17 @@ static void get_name_text(struct kv_reader *reader, char name_out[IMAGE_NAME_BYT
 enum kv_err record_get_name(const void *value, size_t size, struct record_name *out,
                             struct kv_diag *diag) {
     struct kv_reader reader;
-    struct record_name record;
+    struct record_name record = {0};
     enum kv_err err = begin(&reader, value, size, "name", diag);
     if (err != KV_OK)
         return err;
     record.snapshot = kv_read_u64(&reader);
     record.lineage = kv_read_u64(&reader);
     record.updated_ns = kv_read_u64(&reader);
-    err = end(&reader, record.snapshot != 0 && record.lineage != 0, "name", diag);
+    record.may_expire = is_second(value) ? kv_read_u8(&reader) : 0;
+    int sound =
+        record.snapshot != 0 && record.lineage != 0 && record.may_expire == is_second(value);
+    err = end(&reader, sound, "name", diag);
     if (err == KV_OK)
         *out = record;
     return err;
@@ -204,8 +221,8 @@ enum kv_err record_get_snapshot(const void *value, size_t size, struct record_sn
         memcpy(record.root.bytes, root, KV_DIGEST_BYTES);
     record.sinks_page = kv_read_u64(&reader);
     record.page_count = kv_read_u8(&reader);
-    int sound = flags <= 3 && record.page_count <= IMAGE_PAGES_MAX && record.lineage != 0 &&
-                record.n <= IMAGE_TOKENS_MAX && record.n_kv <= record.n &&
+    int sound = !is_second(value) && flags <= 3 && record.page_count <= IMAGE_PAGES_MAX &&
+                record.lineage != 0 && record.n <= IMAGE_TOKENS_MAX && record.n_kv <= record.n &&
                 record.n - record.n_kv <= 1 &&
                 record.block_count == layout_sealed_blocks(record.n_kv);
     for (uint32_t i = 0; sound && i < record.page_count; i++)
@@ -216,17 +233,36 @@ enum kv_err record_get_snapshot(const void *value, size_t size, struct record_sn
     return err;
 }
 
+/* 0 when it is not what record_put_block writes. */
+static int get_dropped(struct kv_reader *reader, struct record_block *record) {
+    const uint32_t may = 1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2 | 1u << LAYOUT_VX;
+    record->dropped_count = kv_read_u8(reader);
+    if (record->dropped_count == 0 || record->dropped_count > RECORD_DROPPED_MAX)
+        return 0;
+    for (uint32_t i = 0; i < record->dropped_count; i++) {
+        uint8_t kind = kv_read_u8(reader);
+        const uint8_t *digest = kv_read_bytes(reader, KV_DIGEST_BYTES);
+        if (digest == NULL || kind >= LAYOUT_META || (may >> kind & 1) == 0 ||
+            (i > 0 && kind <= record->dropped_kinds[i - 1]))
+            return 0;
+        record->dropped_kinds[i] = kind;
+        memcpy(record->dropped[i].bytes, digest, KV_DIGEST_BYTES);
+    }
+    return 1;
+}
+
 enum kv_err record_get_block(const void *value, size_t size, struct record_block *out,
                              struct kv_diag *diag) {
     struct kv_reader reader;
-    struct record_block record;
+    struct record_block record = {0};
     enum kv_err err = begin(&reader, value, size, "block", diag);
     if (err != KV_OK)
         return err;
     record.code_id = kv_read_u32(&reader);
     record.layout_id = kv_read_u32(&reader);
     record.first_position = kv_read_u64(&reader);
-    err = end(&reader, 1, "block", diag);
+    int sound = !is_second(value) || get_dropped(&reader, &record);
+    err = end(&reader, sound, "block", diag);
     if (err == KV_OK)
         *out = record;
     return err;
@@ -243,8 +279,8 @@ enum kv_err record_get_page(const void *value, size_t size, struct record_page *
     record.first = kv_read_u64(&reader);
     record.tokens = kv_read_u32(&reader);
     record.references = kv_read_u32(&reader);
-    int sound = record.lineage != 0 && record.first <= IMAGE_TOKENS_MAX && record.tokens >= 1 &&
-                record.tokens <= LAYOUT_PAGE_TOKENS;
+    int sound = !is_second(value) && record.lineage != 0 && record.first <= IMAGE_TOKENS_MAX &&
+                record.tokens >= 1 && record.tokens <= LAYOUT_PAGE_TOKENS;
     err = end(&reader, sound, "page", diag);
     if (err == KV_OK)
         *out = record;
@@ -262,7 +298,7 @@ enum kv_err record_get_lineage(const void *value, size_t size, struct record_lin
     record.cut = kv_read_u64(&reader);
     record.snapshot_count = kv_read_u32(&reader);
     get_name_text(&reader, record.name);
-    err = end(&reader, 1, "lineage", diag);
+    err = end(&reader, !is_second(value), "lineage", diag);
     if (err == KV_OK)
         *out = record;
     return err;
@@ -284,4 +320,37 @@ struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, 
         kv_digest_update(&state, digests[i].bytes, KV_DIGEST_BYTES);
     }
     return kv_digest_final(&state);
+}
+
+uint32_t record_dropped(const struct record_block *record) {
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < record->dropped_count; i++)
+        mask |= 1u << record->dropped_kinds[i];
+    return mask;
+}
+
+struct kv_digest record_chain_block(const struct kv_digest *before, const struct record_key *key,
+                                    const struct record_block *record, const uint8_t *kinds,
+                                    const struct kv_digest *digests, uint32_t count) {
+    enum { MOST = RECORD_BLOCK_EXTENTS_MAX + RECORD_DROPPED_MAX };
+    uint8_t all_kinds[MOST];
+    struct kv_digest all[MOST];
+    uint32_t at = 0;
+    uint32_t next = 0;
+    assert(count <= RECORD_BLOCK_EXTENTS_MAX && key->size == 13);
+    for (uint32_t i = 0; i <= count; i++) {
+        /* Planes stand by number behind ids and META. */
+        while (next < record->dropped_count &&
+               (i == count || (kinds[i] < LAYOUT_META && record->dropped_kinds[next] < kinds[i]))) {
+            all_kinds[at] = record->dropped_kinds[next];
+            all[at++] = record->dropped[next++];
+        }
+        if (i == count)
+            break;
+        all_kinds[at] = kinds[i];
+        all[at++] = digests[i];
+    }
+    uint32_t block = (uint32_t)key->bytes[9] << 24 | (uint32_t)key->bytes[10] << 16 |
+                     (uint32_t)key->bytes[11] << 8 | key->bytes[12];
+    return record_chain(before, kv_get_u64_be(key->bytes + 1), block, all_kinds, all, at);
 }

@@ -9,12 +9,13 @@
  *   'p' page id (8, BE)               one window page or the sinks of a lineage; one extent
  *   'l' lineage (8, BE)               counts of a lineage: so a save touches O(new) records
  *
- * Every value starts with a version byte; a newer one is KV_ERR_VERSION. Ids are random 64-bit
- * numbers that are not in use, never 0.
+ * Every value starts with a version byte; a newer one is KV_ERR_VERSION. A value is written in the
+ * oldest version that can say it. Ids are random 64-bit numbers that are not in use, never 0.
  *
  * The block chain: chain(-1) = zero; chain(b) = digest of chain(b-1), lineage, block, code id,
  * then kind and digest of every extent of the block in stored order. It binds session, block,
- * stream and bytes, so a misdirected read cannot pass.
+ * stream and bytes, so a misdirected read cannot pass. A plane that has left the record leaves its
+ * digest in the value, so the chain stays what it was.
  *
  * Threads: pure.
  * Units: bytes; keys at most RECORD_KEY_BYTES_MAX.
@@ -26,10 +27,11 @@
 #include "store/base/diag.h"
 #include "store/base/digest.h"
 
-enum { RECORD_VERSION = 1, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
+enum { RECORD_VERSION = 2, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
 /* Kinds of extents that are not streams: an image; the ids of a block's tokens (u32 each). */
 enum { RECORD_KIND_IMAGE = 16, RECORD_KIND_IDS = 17, RECORD_IDS_BYTES = 4 * LAYOUT_BLOCK_TOKENS };
 enum { RECORD_BLOCK_EXTENTS_MAX = LAYOUT_STREAM_COUNT + 1 };
+enum { RECORD_DROPPED_MAX = 4 }; /* KL, VR1, VR2, VX: never what the ladder's floor needs */
 enum { RECORD_CODE_ID = 1, RECORD_LAYOUT_ID = 1 }; /* the code of DESIGN section 4, its layout */
 
 struct record_key {
@@ -46,6 +48,7 @@ struct record_key record_key_lineage(uint64_t lineage);
 struct record_name {
     uint64_t snapshot, lineage;
     uint64_t updated_ns;
+    int may_expire; /* its last snapshot may go when the budget is reached; a save takes it away */
 };
 struct record_snapshot {
     char name[IMAGE_NAME_BYTES_MAX + 1];
@@ -62,6 +65,9 @@ struct record_snapshot {
 struct record_block {
     uint32_t code_id, layout_id;
     uint64_t first_position;
+    uint32_t dropped_count; /* planes that have left the record, by number */
+    uint8_t dropped_kinds[RECORD_DROPPED_MAX];
+    struct kv_digest dropped[RECORD_DROPPED_MAX];
 };
 struct record_page {
     uint64_t lineage, first;
@@ -96,5 +102,10 @@ enum kv_err record_get_lineage(const void *value, size_t size, struct record_lin
 struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, uint32_t block,
                               const uint8_t *kinds, const struct kv_digest *digests,
                               uint32_t count);
+/* The same for a stored block, with the planes that have left it in their old places. */
+struct kv_digest record_chain_block(const struct kv_digest *before, const struct record_key *key,
+                                    const struct record_block *record, const uint8_t *kinds,
+                                    const struct kv_digest *digests, uint32_t count);
+uint32_t record_dropped(const struct record_block *record); /* mask of 1u << stream */
 
 #endif

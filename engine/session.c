@@ -199,20 +199,22 @@ struct engine *session_engine(const struct session *session) {
 }
 
 void session_info(const struct session *session, struct session_info *info_out) {
-    *info_out = (struct session_info){.name = session->name,
-                                      .state = session->state,
-                                      .n = session->n,
-                                      .n_kv = session->n_kv,
-                                      .blocks = session->block_count,
-                                      .window_tokens = layout_window_tokens(session->n_kv),
-                                      .sink_tokens = layout_sink_tokens(session->n_kv),
-                                      .slots = session->has_window ? WINDOW_SLOTS : 0,
-                                      .last_used_ns = session->last_used_ns,
-                                      .tokens_prefilled = session->tokens_prefilled,
-                                      .tokens_decoded = session->tokens_decoded,
-                                      .ids = session->ids,
-                                      .policy = *engine_inner_policy(session),
-                                      .sampler = session->sampler};
+    *info_out = (struct session_info){
+        .name = session->name,
+        .state = session->state,
+        .n = session->n,
+        .n_kv = session->n_kv,
+        .blocks = session->block_count,
+        .window_tokens = layout_window_tokens(session->n_kv),
+        .sink_tokens = layout_sink_tokens(session->n_kv),
+        .slots = session->has_window ? WINDOW_SLOTS : 0,
+        .last_used_ns = session->last_used_ns,
+        .tokens_prefilled = session->tokens_prefilled,
+        .tokens_decoded = session->tokens_decoded,
+        .ids = session->ids,
+        .policy = *engine_inner_policy(session),
+        .sampler = session->sampler,
+        .mixed_from = image_mixed_from(session->policies, session->policy_count)};
     for (uint32_t i = 0; i < session->block_count; i++) {
         const struct block *block = session->blocks[i];
         info_out->blocks_durable += block->state == BLOCK_DURABLE;

@@ -61,6 +61,7 @@ struct session_info {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t tier_blocks[16]; /* blocks by enum layout_tier as attention reads them now */
+    uint64_t mixed_from;      /* image_mixed_from of its history */
 };
 void session_info(const struct session *session, struct session_info *info_out);
 struct engine *session_engine(const struct session *session);

@@ -104,10 +104,15 @@ static uint32_t missing_slots(const struct session *session, const struct image_
     return slots;
 }
 
+/* A policy said twice in a row is the mark of mixed history (image_mixed_from): that entry stays,
+ * and no other is made to look like it. */
 static void record_policy(struct session *session, const struct image_policy *policy) {
     struct image_policy_change *last = &session->policies[session->policy_count - 1];
+    int marked = session->policy_count > 1 && image_policy_equal(&last->policy, &last[-1].policy);
 
-    if (last->from_n_kv != session->n_kv)
+    if (image_policy_equal(&last->policy, policy))
+        return;
+    if (last->from_n_kv != session->n_kv || marked)
         last = &session->policies[session->policy_count++];
     *last = (struct image_policy_change){session->n_kv, *policy};
 }
@@ -126,8 +131,7 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
                            session->name);
     if (session->state == SESSION_FAILED)
         return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has failed", session->name);
-    if (session->policy_count == IMAGE_POLICIES_MAX &&
-        session->policies[session->policy_count - 1].from_n_kv != session->n_kv)
+    if (session->policy_count == IMAGE_POLICIES_MAX)
         return kv_diag_set(diag, KV_ERR_LIMIT, "session '%s' has changed its policy %d times",
                            session->name, IMAGE_POLICIES_MAX);
     need.slots = missing_slots(session, policy);

@@ -12,6 +12,7 @@
 #include "store/base/bytes.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Between rounds a wake can be cancelled; a round is long enough to keep the disk busy. */
@@ -31,6 +32,17 @@ enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
     kv_digest_hex(found, found_text);
     return kv_diag_set(diag, KV_ERR_CORRUPT, "%s: digest is %s, saved was %s", what, found_text,
                        expected_text);
+}
+
+/* What can be done about an extent that is not what was saved. */
+static void add_remedy(enum layout_stream stream, struct kv_diag *diag) {
+    const uint32_t refine = 1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2 | 1u << LAYOUT_VX;
+    size_t length = strnlen(diag->text, sizeof diag->text - 1);
+    snprintf(diag->text + length, sizeof diag->text - length, "%s",
+             (refine >> stream & 1) != 0
+                 ? "; this plane only refines: `coldplane scrub --keep-lower` keeps the session at "
+                   "a lower tier"
+                 : "; `coldplane scrub` names the older snapshots that do not need it");
 }
 
 struct loading {
@@ -74,12 +86,15 @@ static size_t next_landed(struct loading *loading, size_t *first_out) {
     return count;
 }
 
-static void note(struct loading *loading, enum kv_err err, const struct kv_diag *diag) {
+static void note(struct loading *loading, enum kv_err err, enum layout_stream stream,
+                 const struct kv_diag *diag) {
     loading->failed++;
     if (loading->err != KV_OK)
         return;
     loading->err = err;
     loading->diag = *diag;
+    if (err == KV_ERR_CORRUPT)
+        add_remedy(stream, &loading->diag);
 }
 
 /* To their places, then digests there: what is compared is what attention will read. */
@@ -123,7 +138,7 @@ static void *digest_main(void *context) {
                 err = scales_check(item->label, &landed, &diag);
             loading->checked++;
             if (err != KV_OK)
-                note(loading, err, &diag);
+                note(loading, err, item->stream, &diag);
         }
     }
     return NULL;
@@ -166,6 +181,16 @@ static size_t round_end(const struct loading *loading, size_t first) {
     while (end < loading->fetch.count && (end == first || bytes < round_bytes_max))
         bytes += loading->fetch.items[end++].extent->raw_bytes;
     return end;
+}
+
+/* A frame that cannot be unzipped fails in the read already: the diag is of the first in order. */
+static void remedy_of_round(const struct loading *loading, size_t first, size_t end,
+                            struct kv_diag *diag) {
+    size_t i = first;
+    while (i < end && loading->reads[i].result == KV_OK)
+        i++;
+    if (i < end && diag != NULL)
+        add_remedy(loading->fetch.items[i].stream, diag);
 }
 
 /* Lands the far items of a round in its stage, once that is free; returns the bytes they take. */
@@ -218,6 +243,8 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
         loading->round_first = first;
         (void)use_stage(loading, first, end);
         err = store_read(loading->args->source->store, &args, &stats, diag);
+        if (err == KV_ERR_CORRUPT)
+            remedy_of_round(loading, first, end, diag);
         add_stats(loading->args->receipt, &stats);
         pthread_mutex_lock(&loading->lock);
         loading->stage_ends[loading->round++ % STAGES] = loading->queue_end;

@@ -24,7 +24,16 @@ const struct image_policy *rest_plan_policy(const struct rest_plan *plan) {
 }
 
 enum layout_tier rest_plan_tier(const struct rest_plan *plan, uint32_t index) {
-    return image_tier(rest_plan_policy(plan), index, plan->image.n_kv);
+    const struct image *image = &plan->image;
+    return image_tier_without(image_tier(rest_plan_policy(plan), index, image->n_kv),
+                              image->absent != NULL ? image->absent[index] : 0);
+}
+
+uint32_t rest_plan_degraded(const struct rest_plan *plan) {
+    uint32_t count = 0;
+    for (uint32_t b = 0; b < plan->image.block_count; b++)
+        count += rest_plan_tier(plan, b) != image_tier(rest_plan_policy(plan), b, plan->image.n_kv);
+    return count;
 }
 
 const struct store_extent *rest_plan_extent(const struct rest_plan_block *block,
@@ -179,7 +188,8 @@ void rest_plan_release(struct rest_plan *plan) {
 /* --- blocks and pages */
 
 static enum kv_err check_block(const struct rest_plan_where *where,
-                               const struct store_record *stored, struct kv_diag *diag) {
+                               const struct store_record *stored, struct record_block *record_out,
+                               struct kv_diag *diag) {
     struct record_block record;
     uint32_t seen = 0;
     enum kv_err err = record_get_block(stored->value, stored->value_bytes, &record, diag);
@@ -209,9 +219,13 @@ static enum kv_err check_block(const struct rest_plan_where *where,
                                layout_stream_name(extent->kind),
                                (unsigned long long)extent->raw_bytes, (unsigned long long)expected);
     }
+    uint32_t dropped = record_dropped(&record);
+    if (dropped & seen)
+        return kv_diag_set(diag, KV_ERR_CORRUPT, "a stream is there although it was dropped");
     for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++)
-        if (where->streams & ~seen & 1u << s)
+        if (where->streams & ~seen & ~dropped & 1u << s)
             return kv_diag_set(diag, KV_ERR_CORRUPT, "stream %s is missing", layout_stream_name(s));
+    *record_out = record;
     return KV_OK;
 }
 
@@ -224,7 +238,7 @@ enum kv_err rest_plan_read_block(struct store *store, const struct rest_plan_whe
     enum kv_err err = must_exist(store, &key, what, &stored, diag);
     if (err != KV_OK)
         return err;
-    err = check_block(where, &stored, diag);
+    err = check_block(where, &stored, &block_out->record, diag);
     if (err == KV_OK) {
         block_out->extent_count = stored.extent_count;
         memcpy(block_out->extents, stored.extents, stored.extent_count * sizeof *stored.extents);
@@ -237,7 +251,8 @@ enum kv_err rest_plan_read_block(struct store *store, const struct rest_plan_whe
 
 static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
     const struct image *image = &plan->image;
-    /* Every block is written at the top of its ladder, so all of that must be there. */
+    /* Every block is written at the top of its ladder, so all of that must be there, or have left
+     * in order: then its digest has stayed in the record and the chain is the same. */
     const struct rest_plan_where top = {
         .lineage = image->lineage,
         .geometry = &image->model.geometry,
@@ -247,7 +262,8 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
     if (image->block_count == 0)
         return rest_load_check("block chain", &image->block_chain, &chain, diag);
     plan->blocks = kv_alloc_zeroed(plan->alloc, image->block_count, sizeof *plan->blocks);
-    if (plan->blocks == NULL)
+    plan->image.absent = kv_alloc_zeroed(plan->alloc, image->block_count, sizeof *image->absent);
+    if (plan->blocks == NULL || plan->image.absent == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the places of %u blocks",
                            image->block_count);
     for (uint32_t b = 0; b < image->block_count; b++) {
@@ -263,7 +279,10 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
             kinds[i] = block->extents[i].kind;
             digests[i] = block->extents[i].digest;
         }
-        chain = record_chain(&chain, image->lineage, b, kinds, digests, block->extent_count);
+        const struct record_key key = record_key_block(image->lineage, b);
+        chain =
+            record_chain_block(&chain, &key, &block->record, kinds, digests, block->extent_count);
+        plan->image.absent[b] = record_dropped(&block->record);
     }
 #ifdef BREAK_CHAIN
     return KV_OK;
@@ -377,6 +396,8 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name,
     out.slots = engine_plan_slots(source->engine, rest_plan_policy(&plan), plan.image.n_kv);
     for (uint32_t b = 0; b < plan.image.block_count; b++) {
         enum layout_tier tier = rest_plan_tier(&plan, b);
+        out.slots -= layout_tier_slots(image_tier(rest_plan_policy(&plan), b, plan.image.n_kv)) -
+                     layout_tier_slots(tier);
         out.tier_blocks[tier]++;
         for (uint32_t i = 0; i < plan.blocks[b].extent_count; i++)
             if (i == 0 || layout_tier_streams(tier) & 1u << plan.blocks[b].extents[i].kind)

@@ -18,6 +18,7 @@
 struct rest_plan_block {
     uint32_t extent_count;
     struct store_extent extents[RECORD_BLOCK_EXTENTS_MAX]; /* in stored order, ids first */
+    struct record_block record;
 };
 
 struct rest_plan {
@@ -42,9 +43,12 @@ enum kv_err rest_plan_older(struct store *store, const struct rest_plan *newer,
 enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
 void rest_plan_release(struct rest_plan *plan);
 
-/* The policy in force and the tier that block `index` is read at. */
+/* The policy in force and the tier that block `index` is read at: what the policy gives, or less
+ * where planes have left the store. */
 const struct image_policy *rest_plan_policy(const struct rest_plan *plan);
 enum layout_tier rest_plan_tier(const struct rest_plan *plan, uint32_t index);
+/* Blocks that are read at less than their policy gives; known once the records are. */
+uint32_t rest_plan_degraded(const struct rest_plan *plan);
 /* The extent of `stream` in a block, NULL when it has none. */
 const struct store_extent *rest_plan_extent(const struct rest_plan_block *block,
                                             enum layout_stream stream);
@@ -54,7 +58,7 @@ struct rest_plan_where {
     uint64_t lineage;
     uint32_t index;
     const struct layout_geometry *geometry;
-    uint32_t streams; /* that must be there, mask */
+    uint32_t streams; /* that must be there, or must have been dropped in order; mask */
 };
 enum kv_err rest_plan_read_block(struct store *store, const struct rest_plan_where *where,
                                  struct rest_plan_block *block_out, struct kv_diag *diag);

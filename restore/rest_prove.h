@@ -24,6 +24,9 @@ struct rest_prove_args {
     const struct image *image;
     const struct image_model *here;
     int skip_needles;
+    /* Blocks are read at less than was saved: the floor's fingerprint is compared, and needles are
+     * told but refuse nothing. */
+    int degraded;
     struct receipt *receipt;
 };
 /* PROOF naming what differs; DEVICE, NOMEM. Fills fingerprint and needle fields of the receipt. */

@@ -46,8 +46,12 @@ static void describe(struct wake *wake) {
     receipt->policy = *rest_plan_policy(&wake->plan);
     receipt->tokens = image->n;
     receipt->image_bytes = wake->plan.image_stored_bytes;
-    for (uint32_t b = 0; b < image->block_count; b++)
-        receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
+}
+
+static void describe_tiers(struct wake *wake) {
+    for (uint32_t b = 0; b < wake->plan.image.block_count; b++)
+        wake->receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
+    wake->receipt->degraded_blocks = rest_plan_degraded(&wake->plan);
 }
 
 static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
@@ -60,6 +64,7 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
     KV_TRY(image_compatible(&wake->plan.image.model, &wake->model.identity, diag));
     KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
+    describe_tiers(wake);
     wake->receipt->door_bytes = wake->plan.read.read_bytes;
     wake->receipt->digests_checked = wake->plan.digests_checked;
     KV_TRY(transfer_load_begin(source->engine, &wake->plan.image, 0, &wake->load, diag));
@@ -118,14 +123,19 @@ static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
 }
 
 static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
-    const struct rest_prove_args args = {wake->session, &wake->plan.image, &wake->model.identity,
-                                         wake->options->skip_needles, wake->receipt};
+    const struct rest_prove_args args = {.session = wake->session,
+                                         .image = &wake->plan.image,
+                                         .here = &wake->model.identity,
+                                         .skip_needles = wake->options->skip_needles,
+                                         .degraded = wake->receipt->degraded_blocks != 0,
+                                         .receipt = wake->receipt};
     struct session_info info;
     enum kv_err err = rest_prove(&args, diag);
     session_info(wake->session, &info);
     wake->receipt->tokens_reused = info.n_kv;
     wake->receipt->tokens_prefilled = info.tokens_prefilled;
     wake->receipt->slots = info.slots;
+    wake->receipt->mixed_from = info.mixed_from;
     if (err == KV_OK && info.n_kv != wake->plan.image.n_kv)
         err = kv_diag_set(diag, KV_ERR_PROOF, "%llu tokens have KV, saved were %llu",
                           (unsigned long long)info.n_kv, (unsigned long long)wake->plan.image.n_kv);
@@ -227,6 +237,8 @@ static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
     for (uint32_t i = 0; i < count; i++)
         where.streams |= 1u << parts[i].stream;
     enum kv_err err = rest_plan_read_block(source->store, &where, &record, NULL);
+    if (err == KV_OK && (where.streams & record_dropped(&record.record)) != 0)
+        err = KV_ERR_NOT_FOUND;
     if (err == KV_OK && !transfer_mapped(source->engine))
         err = take_stage(source->engine, parts, count, &stage);
     uint8_t *landing = stage;

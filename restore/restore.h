@@ -65,6 +65,25 @@ struct restore_check {
 enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, const char *name,
                            struct restore_check *check_out, struct kv_diag *diag);
 
+/* Writes the head snapshot of `name`, with every block and page that it needs, to `put`, as
+ * snapshot/EXPORT.md says; without an engine. Every digest is checked on the way. What `put`
+ * returns ends it. */
+struct restore_export_args {
+    struct store *store;
+    const struct kv_alloc *alloc;
+    const char *name;
+    enum kv_err (*put)(void *context, const void *bytes, size_t count, struct kv_diag *diag);
+    void *context;
+    restore_progress progress; /* may be NULL */
+    void *progress_context;
+};
+struct restore_exported {
+    uint64_t snapshot, n, n_kv, bytes;
+    uint32_t blocks, pages;
+};
+enum kv_err restore_export(const struct restore_export_args *args,
+                           struct restore_exported *exported_out, struct kv_diag *diag);
+
 /* The image of a session's head snapshot, root digest checked; for `show` and tests. */
 enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct image *image_out, struct kv_diag *diag);

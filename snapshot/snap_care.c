@@ -6,6 +6,7 @@
 #include "snapshot/snap_care.h"
 
 #include "snapshot/snap_map.h"
+#include "snapshot/snap_spill.h"
 #include "store/store_batch.h"
 
 #include <stdio.h>
@@ -15,11 +16,10 @@
 enum { BATCH_OPS = 4096 };
 
 struct collecting {
-    struct store *store;
+    const struct snap_care_collect_args *args;
     const struct snap_map *map;
     struct snap_care_report *report;
     struct kv_diag *diag;
-    int dry_run;
     struct store_batch *batch;
     uint32_t ops;
 };
@@ -30,6 +30,14 @@ static void on_broken(void *context, const char *name, const struct record_key *
     (void)record;
     if (report->trouble[0] == 0)
         snprintf(report->trouble, sizeof report->trouble, "session %.64s: %.160s", name, text);
+}
+
+/* Invariant 8: what a resident session has written through counts as live. */
+static int is_open(const struct snapshot *open, uint8_t kind, uint64_t id) {
+#ifdef BREAK_OPEN_LINEAGE
+    return 0;
+#endif
+    return open != NULL && (kind == 'b' || kind == 'l') && snap_line_is_open(&open->lines, id);
 }
 
 /* 1 when a stored session uses the record. */
@@ -56,10 +64,11 @@ static enum kv_err commit(struct collecting *collecting) {
 
 static enum kv_err drop(struct collecting *collecting, const struct store_walk *walk) {
     enum kv_err err = KV_OK;
-    if (collecting->dry_run)
+    if (collecting->args->dry_run)
         return KV_OK;
     if (collecting->batch == NULL)
-        err = store_batch_begin_removal(collecting->store, &collecting->batch, collecting->diag);
+        err = store_batch_begin_removal(collecting->args->store, &collecting->batch,
+                                        collecting->diag);
     if (err == KV_OK)
         err =
             store_batch_delete(collecting->batch, walk->after, walk->after_bytes, collecting->diag);
@@ -75,15 +84,15 @@ static enum kv_err collect_kind(struct collecting *collecting, const char *prefi
         uint8_t kind = 0;
         uint64_t id = 0;
         uint32_t block = 0;
-        enum kv_err err = store_next(collecting->store, &walk, &stored, collecting->diag);
+        enum kv_err err = store_next(collecting->args->store, &walk, &stored, collecting->diag);
         if (err == KV_ERR_NOT_FOUND)
             return KV_OK;
         if (err == KV_OK)
-            store_record_release(collecting->store, &stored);
+            store_record_release(collecting->args->store, &stored);
         else if (err != KV_ERR_CORRUPT)
             return err;
         if (!snap_map_key(walk.after, walk.after_bytes, &kind, &id, &block) ||
-            is_used(collecting->map, kind, id, block))
+            is_used(collecting->map, kind, id, block) || is_open(collecting->args->open, kind, id))
             continue;
         count_dead(collecting->report, kind);
         err = drop(collecting, &walk);
@@ -92,15 +101,14 @@ static enum kv_err collect_kind(struct collecting *collecting, const char *prefi
     }
 }
 
-enum kv_err snap_care_collect(struct store *store, const struct kv_alloc *alloc, int dry_run,
+enum kv_err snap_care_collect(const struct snap_care_collect_args *args,
                               struct snap_care_report *report_out, struct kv_diag *diag) {
     struct snap_map map = {0};
-    struct collecting collecting = {
-        .store = store, .map = &map, .report = report_out, .diag = diag, .dry_run = dry_run};
+    struct collecting collecting = {.args = args, .map = &map, .report = report_out, .diag = diag};
     size_t snapshots = 0;
     memset(report_out, 0, sizeof *report_out);
     enum kv_err err = KV_OK;
-    KV_TRY(snap_map_make(store, alloc, on_broken, report_out, &map, diag));
+    KV_TRY(snap_map_make(args->store, args->alloc, on_broken, report_out, &map, diag));
     for (size_t i = 0; i < map.use_count; i++)
         snapshots += map.uses[i].kind == 's';
     report_out->sessions = map.name_count;

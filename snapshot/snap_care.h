@@ -4,14 +4,16 @@
  * counts agree (fsck), which sessions a record belongs to (scrub).
  * Not responsible for: extents and segments (store/), reading images (restore/).
  *
- * Threads: the one that has the store, without a resident session: blocks that a resident session
- * has written beyond its snapshots would look unused.
+ * Threads: the one that has the store, with nothing queued. Blocks that a resident session has
+ * written beyond its snapshots look unused: whoever has such sessions says so (`open`).
  * Units: records.
  */
 #ifndef SNAPSHOT_SNAP_CARE_H
 #define SNAPSHOT_SNAP_CARE_H
 
 #include "store/store.h"
+
+struct snapshot;
 
 struct snap_care_report {
     uint64_t sessions, snapshots; /* that are stored */
@@ -20,9 +22,15 @@ struct snap_care_report {
     char trouble[256]; /* why nothing was deleted; "" when nothing is wrong */
 };
 
-/* Deletes records that no session uses; `dry_run` only counts. When a session cannot be followed to
- * its end nothing is deleted: what it uses is not known. IO, NO_SPACE, NOMEM, INVALID. */
-enum kv_err snap_care_collect(struct store *store, const struct kv_alloc *alloc, int dry_run,
+struct snap_care_collect_args {
+    struct store *store;
+    const struct kv_alloc *alloc;
+    const struct snapshot *open; /* writes for resident sessions: their lineages stay; NULL: none */
+    int dry_run;                 /* only counts */
+};
+/* Deletes records that no session uses. When a session cannot be followed to its end nothing is
+ * deleted: what it uses is not known. IO, NO_SPACE, NOMEM, INVALID. */
+enum kv_err snap_care_collect(const struct snap_care_collect_args *args,
                               struct snap_care_report *report_out, struct kv_diag *diag);
 
 struct snap_care_finding {
@@ -35,7 +43,8 @@ typedef void (*snap_care_each)(void *context, const struct snap_care_finding *fi
 struct snap_care_check_args {
     struct store *store;
     const struct kv_alloc *alloc;
-    int repair; /* counts are written right, unused records deleted; nothing else */
+    int repair; /* counts are written right, unused records deleted; nothing else. Without
+                 * resident sessions. */
     snap_care_each each;
     void *context;
 };

@@ -28,8 +28,8 @@ uint64_t snap_commit_extent_bytes(uint64_t raw_bytes) {
     return kv_round_up(raw_bytes, STORE_PAGE_BYTES);
 }
 
-static enum store_codec_hint hint_of(enum layout_stream stream) {
-    switch (stream) {
+enum store_codec_hint snap_commit_hint(uint8_t kind) {
+    switch (kind) {
     case LAYOUT_KH:
     case LAYOUT_VB:
     case LAYOUT_META:
@@ -61,6 +61,9 @@ static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line
     struct record_lineage record = {.snapshot_count = snapshot_count};
     uint8_t value[RECORD_OUT_BYTES];
     memcpy(record.name, line->name, sizeof record.name);
+#ifdef BREAK_COUNT
+    record.snapshot_count += snapshot_count != 0;
+#endif
     struct record_key key = record_key_lineage(line->lineage);
     uint32_t size = record_put_lineage(&record, value);
     return put_record(batch, &key, value, size, diag);
@@ -119,12 +122,13 @@ static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
         if (copy != NULL)
             pieces[i][0] = (struct iovec){copy + off, from->size};
         off += from->size;
-        parts[1 + i] = (struct store_part){(uint8_t)from->stream, hint_of(from->stream), pieces[i],
-                                           copy != NULL ? 1 : from->piece_count};
+        parts[1 + i] = (struct store_part){(uint8_t)from->stream, snap_commit_hint(from->stream),
+                                           pieces[i], copy != NULL ? 1 : from->piece_count};
     }
-    const struct record_block record = {RECORD_CODE_ID, RECORD_LAYOUT_ID,
-                                        LAYOUT_SINK_TOKENS +
-                                            (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
+    const struct record_block record = {
+        .code_id = RECORD_CODE_ID,
+        .layout_id = RECORD_LAYOUT_ID,
+        .first_position = LAYOUT_SINK_TOKENS + (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_block(line->lineage, item->index);
     const struct store_put put = {.key = key.bytes,
@@ -425,7 +429,7 @@ static enum kv_err put_page(struct save *save, const struct transfer_frozen_page
     if (frozen->bytes == NULL)
         return save->replaces ? KV_OK : snap_gc_page_uses(&save->gc, page->page_id, 1, save->diag);
     const struct iovec piece = {frozen->bytes, frozen->size};
-    const struct store_part part = {(uint8_t)stream, hint_of(stream), &piece, 1};
+    const struct store_part part = {(uint8_t)stream, snap_commit_hint(stream), &piece, 1};
     const struct record_page record = {save->line->lineage, page->first, page->tokens, 1};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_page(page->page_id);
@@ -489,7 +493,8 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
     enum kv_err err = store_batch_put(save->gc.batch, &put, save->diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {save->id, image->lineage, image->created_ns};
+    const struct record_name head = {
+        .snapshot = save->id, .lineage = image->lineage, .updated_ns = image->created_ns};
     key = record_key_name(image->name);
     uint32_t size = record_put_name(&head, value);
     err = put_record(save->gc.batch, &key, value, size, save->diag);

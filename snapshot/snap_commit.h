@@ -10,6 +10,7 @@
 #define SNAPSHOT_SNAP_COMMIT_H
 
 #include "snapshot/snap_spill.h"
+#include "store/store_batch.h"
 
 /* Commits blocks of any lines in one batch. Each item gets its result; a failure leaves the reason
  * in its line. */
@@ -20,5 +21,7 @@ void snap_commit_save(struct snapshot *snapshot, struct snap_item *item);
 /* Worst case of one record with its extents, for store_batch_begin and for plans. */
 enum { SNAP_COMMIT_RECORD_BYTES = RECORD_KEY_BYTES_MAX + RECORD_OUT_BYTES };
 uint64_t snap_commit_extent_bytes(uint64_t raw_bytes);
+/* How an extent of this kind is tried to be made smaller. */
+enum store_codec_hint snap_commit_hint(uint8_t kind);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include "snapshot/snap_gc.h"
 
+#include "snapshot/snap_retain.h"
 #include "snapshot/snapshot.h"
 
 #include <string.h>
@@ -119,8 +120,7 @@ enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int chang
     return store_batch_update(gc->batch, key.bytes, key.size, value, size, diag);
 }
 
-/* Deletes one lineage's blocks and its record in a batch of their own. */
-static enum kv_err drop_lineage(struct snap_gc *gc, uint64_t lineage, struct kv_diag *diag) {
+enum kv_err snap_gc_drop_lineage(struct snap_gc *gc, uint64_t lineage, struct kv_diag *diag) {
     enum kv_err err = store_batch_begin_removal(gc->store, &gc->batch, diag);
     if (err != KV_OK)
         return err;
@@ -158,7 +158,7 @@ enum kv_err snap_gc_unsaved(struct store *store, const struct kv_alloc *alloc,
         store_record_release(store, &stored);
         if (err != KV_OK || lineage == 0 || record.snapshot_count != 0)
             continue;
-        err = drop_lineage(&gc, lineage, diag);
+        err = snap_gc_drop_lineage(&gc, lineage, diag);
 #ifndef BREAK_FULL_STORE
         /* A full store can still be woken from; what is in the way waits for room. */
         if (err == KV_ERR_NO_SPACE)
@@ -223,6 +223,8 @@ enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, c
         err = store_batch_delete(gc.batch, lineage.bytes, lineage.size, diag);
     if (err == KV_OK)
         err = store_batch_delete(gc.batch, key.bytes, key.size, diag);
+    if (err == KV_OK)
+        err = snap_retain_forget(store, gc.batch, name, diag);
     if (err != KV_OK) {
         store_batch_abandon(gc.batch);
         return err;

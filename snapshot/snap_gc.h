@@ -39,6 +39,8 @@ enum kv_err snap_gc_trim(const struct snap_gc *gc, const struct snap_gc_trim_arg
 /* One snapshot more (+1) or less (-1) uses the page; at none it is deleted. */
 enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int change,
                               struct kv_diag *diag);
+/* Deletes one lineage's blocks and its record, in a batch of their own. No batch is open. */
+enum kv_err snap_gc_drop_lineage(struct snap_gc *gc, uint64_t lineage, struct kv_diag *diag);
 /* Deletes lineages that no snapshot ever used: what a program wrote through and never saved. For a
  * store that nobody else writes to; one without room keeps them until there is some. */
 enum kv_err snap_gc_unsaved(struct store *store, const struct kv_alloc *alloc,

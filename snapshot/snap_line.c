@@ -56,6 +56,10 @@ static struct snap_line *find(const struct snap_lines *lines, uint64_t lineage) 
     return line;
 }
 
+int snap_line_is_open(const struct snap_lines *lines, uint64_t lineage) {
+    return find(lines, lineage) != NULL;
+}
+
 /* A session that was woken has no line before it writes; until then, as after that, a line that is
  * left over from an earlier life of the same lineage is not its own. */
 struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line) {

@@ -58,6 +58,8 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
 /* The resident session that the line belongs to; NULL when it has gone, also when it has been woken
  * again since. */
 struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line);
+/* 1 when a resident session writes to the lineage. */
+int snap_line_is_open(const struct snap_lines *lines, uint64_t lineage);
 void snap_line_release(struct snap_lines *lines, struct snap_line *line);
 /* Takes the line from the list: the session has left the device. */
 void snap_line_forget(struct snap_lines *lines, struct snap_line *line);

@@ -21,6 +21,21 @@ static enum kv_err add_record(struct store *store, const struct record_key *key,
     return KV_OK;
 }
 
+static void add_block(struct store *store, const struct record_key *key,
+                      struct snapshot_entry *entry) {
+    struct store_record stored;
+    struct record_block record;
+    if (store_get(store, key->bytes, key->size, &stored, NULL) != KV_OK)
+        return;
+    for (uint32_t i = 0; i < stored.extent_count; i++)
+        entry->stored_bytes += stored.extents[i].stored_bytes;
+    if (record_get_block(stored.value, stored.value_bytes, &record, NULL) == KV_OK) {
+        entry->lowered_blocks += record.dropped_count != 0;
+        entry->dropped |= record_dropped(&record);
+    }
+    store_record_release(store, &stored);
+}
+
 /* Damage is the business of verify: a session with a missing record is still listed. */
 static void count_bytes(struct store *store, struct snapshot_entry *entry) {
     struct record_key key = record_key_snapshot(entry->snapshot);
@@ -35,7 +50,7 @@ static void count_bytes(struct store *store, struct snapshot_entry *entry) {
     }
     for (uint32_t b = 0; b < entry->head.block_count; b++) {
         key = record_key_block(entry->head.lineage, b);
-        (void)add_record(store, &key, &entry->stored_bytes, NULL);
+        add_block(store, &key, entry);
     }
 }
 
@@ -68,6 +83,7 @@ enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, con
     if (err != KV_OK)
         return err;
     entry.snapshot = record.snapshot;
+    entry.may_expire = record.may_expire;
     count_bytes(store, &entry);
     count_snapshots(store, &entry);
     *entry_out = entry;

@@ -88,6 +88,9 @@ static enum kv_err add_name(struct making *making, const struct store_record *st
         return KV_OK;
     }
     name.lineage = record.lineage;
+    name.snapshot = record.snapshot;
+    name.updated_ns = record.updated_ns;
+    name.may_expire = record.may_expire;
     if (!kv_alloc_grow(map->alloc, &names, &map->name_capacity, map->name_count + 1,
                        sizeof *map->names))
         return kv_diag_set(making->diag, KV_ERR_NOMEM, "no memory for the names of sessions");

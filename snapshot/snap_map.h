@@ -23,6 +23,8 @@ struct snap_map_use {
 struct snap_map_name {
     char text[IMAGE_NAME_BYTES_MAX + 1];
     uint64_t lineage; /* open */
+    uint64_t snapshot, updated_ns;
+    int may_expire;
 };
 struct snap_map {
     const struct kv_alloc *alloc;

@@ -10,19 +10,24 @@
 /* Segments at half live first; when that gives nothing, what costs more to give back. */
 static const uint32_t percents[2] = {STORE_GC_LIVE_PERCENT, 85};
 
+uint64_t snap_room_empty(struct store *store, uint32_t live_percent) {
+    struct store_gc_options options = store_gc_options_usual();
+    struct store_gc_report report;
+    options.live_percent = live_percent;
+    /* An error behind the first segments leaves them freed all the same. */
+    (void)store_gc(store, &options, &report, NULL);
+    return report.segment_bytes_after < report.segment_bytes_before
+               ? report.segment_bytes_before - report.segment_bytes_after
+               : 0;
+}
+
 int snap_room_make(struct store *store) {
 #ifdef BREAK_ROOM
     return 0;
 #endif
-    for (int i = 0; i < 2; i++) {
-        struct store_gc_options options = store_gc_options_usual();
-        struct store_gc_report report;
-        options.live_percent = percents[i];
-        /* An error behind the first segments leaves them freed all the same. */
-        (void)store_gc(store, &options, &report, NULL);
-        if (report.segment_bytes_after < report.segment_bytes_before)
+    for (int i = 0; i < 2; i++)
+        if (snap_room_empty(store, percents[i]) != 0)
             return 1;
-    }
     return 0;
 }
 

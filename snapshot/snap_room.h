@@ -15,6 +15,12 @@
 /* 1 when space was given back, so that one more try is worth it. */
 int snap_room_make(struct store *store);
 
+/* Empties segments that are less than `live_percent` live, as far as that can be done; the bytes
+ * given back. A plane is a twelfth to a sixth of a block, so what gives up planes leaves segments
+ * that are still mostly live. */
+enum { SNAP_ROOM_LOWERED_PERCENT = 97 };
+uint64_t snap_room_empty(struct store *store, uint32_t live_percent);
+
 /* Fills at a rate up to a capacity; what must be written at once takes it below zero. */
 struct snap_room_bucket {
     double per_ns; /* 0: unbounded */

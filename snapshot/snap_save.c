@@ -7,6 +7,7 @@
 #include "snapshot/snapshot.h"
 
 #include "engine/needle.h"
+#include "snapshot/snap_retain.h"
 #include "snapshot/snap_spill.h"
 
 #include <string.h>
@@ -49,6 +50,14 @@ static int want_page(void *context, uint64_t first, uint32_t tokens) {
     return snap_line_page(context, first, tokens) == NULL;
 }
 
+/* As attention really reads: some blocks have given up planes of the tier that they should have. */
+static void describe_degraded(struct receipt *receipt, const struct session_info *info) {
+    for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (receipt->tier_blocks[i] > info->tier_blocks[i])
+            receipt->degraded_blocks += receipt->tier_blocks[i] - info->tier_blocks[i];
+    memcpy(receipt->tier_blocks, info->tier_blocks, sizeof receipt->tier_blocks);
+}
+
 static void describe(struct snapshot_ticket *ticket, const struct session_info *info) {
     const struct image *image = &ticket->frozen.image;
     struct receipt *receipt = &ticket->receipt;
@@ -63,6 +72,9 @@ static void describe(struct snapshot_ticket *ticket, const struct session_info *
     receipt->fingerprint = RECEIPT_NOT_ASKED;
     for (uint32_t b = 0; b < image->block_count; b++)
         receipt->tier_blocks[image_tier(policy, b, image->n_kv)]++;
+    receipt->mixed_from = info->mixed_from;
+    if (info->mixed_from != 0)
+        describe_degraded(receipt, info);
     receipt->needles_recorded = image->needle_count;
     for (uint32_t i = 0; i < image->needle_count; i++)
         receipt->needles_kept += image->needles[i].kept != 0;
@@ -169,9 +181,9 @@ enum kv_err snapshot_finish(struct snapshot *snapshot, struct snapshot_ticket *t
     return err;
 }
 
-static enum kv_err save(struct snapshot *snapshot, struct session *session,
-                        const struct snapshot_options *options, struct receipt *receipt_out,
-                        struct kv_diag *diag) {
+static enum kv_err try_save(struct snapshot *snapshot, struct session *session,
+                            const struct snapshot_options *options, struct receipt *receipt_out,
+                            struct kv_diag *diag) {
     struct snapshot_ticket *ticket = NULL;
     struct session_info info;
     struct kv_diag own = {""};
@@ -184,6 +196,78 @@ static enum kv_err save(struct snapshot *snapshot, struct session *session,
     copy_text(receipt_out->name, sizeof receipt_out->name, info.name);
     fail_receipt(receipt_out, err, &own);
     return kv_diag_set(diag, err, "%s", own.text);
+}
+
+void snapshot_may_degrade(struct snapshot *snapshot, int may_degrade) {
+    snapshot->may_degrade = may_degrade != 0;
+}
+
+static int is_resident(void *context, const char *name) {
+    struct snapshot *snapshot = context;
+    return session_find(snapshot->engine, name) != NULL;
+}
+
+/* What the save may write at most. */
+static uint64_t need_of(struct snapshot *snapshot, struct session *session) {
+    struct snapshot_plan plan;
+    return snapshot_plan_save(snapshot, session, &plan, NULL) == KV_OK ? plan.bytes_max : 0;
+}
+
+/* The queue is empty, so batches are this thread's; 1 when another try is worth it. */
+static int make_room(struct snapshot *snapshot, struct session *session,
+                     struct snap_retain_sum *made) {
+    int changed = 0;
+    snapshot_drain(snapshot);
+    const struct snap_retain_args args = {.store = snapshot->store,
+                                          .alloc = snapshot->alloc,
+                                          .clock = snapshot->clock,
+                                          .may_degrade = snapshot->may_degrade,
+                                          .need_bytes = need_of(snapshot, session),
+                                          .is_busy = is_resident,
+                                          .context = snapshot};
+    (void)snap_retain_make_room(&args, made, &changed, NULL);
+    return changed;
+}
+
+/* A budget that is reached is a refusal; a disk that is full is a failure of the world. */
+static enum kv_err refuse(struct snapshot *snapshot, struct session *session,
+                          struct receipt *receipt, struct kv_diag *diag) {
+    struct store_stats stats;
+    struct session_info info;
+    struct kv_diag own = {""};
+    store_stats_get(snapshot->store, &stats);
+    if (stats.bytes_max == STORE_BYTES_UNLIMITED || stats.room_bytes >= need_of(snapshot, session))
+        return KV_ERR_NO_SPACE;
+    session_info(session, &info);
+    kv_diag_set(&own, KV_ERR_LIMIT,
+                "session %s was not saved: the store may have %llu bytes (store-max) and has room "
+                "for %llu; remove sessions, name one with `coldplane expire`, %sor raise store-max",
+                info.name, (unsigned long long)stats.bytes_max,
+                (unsigned long long)stats.room_bytes,
+                snapshot->may_degrade ? "" : "allow --may-degrade, ");
+    receipt->err = KV_ERR_LIMIT;
+    copy_text(receipt->reason, sizeof receipt->reason, own.text);
+    return kv_diag_set(diag, KV_ERR_LIMIT, "%s", own.text);
+}
+
+static enum kv_err save(struct snapshot *snapshot, struct session *session,
+                        const struct snapshot_options *options, struct receipt *receipt_out,
+                        struct kv_diag *diag) {
+    struct snap_retain_sum made = {0};
+    uint64_t begun = now(snapshot);
+    enum kv_err err = try_save(snapshot, session, options, receipt_out, diag);
+    while (err == KV_ERR_NO_SPACE && make_room(snapshot, session, &made)) {
+        kv_diag_clear(diag);
+        err = try_save(snapshot, session, options, receipt_out, diag);
+    }
+    if (err == KV_ERR_NO_SPACE)
+        err = refuse(snapshot, session, receipt_out, diag);
+    receipt_out->lowered_sessions = made.lowered;
+    receipt_out->removed_snapshots = made.snapshots;
+    receipt_out->removed_sessions = made.sessions;
+    receipt_out->given_bytes = made.bytes;
+    receipt_out->wall_ns = now(snapshot) - begun;
+    return err;
 }
 
 enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,

@@ -65,7 +65,8 @@ struct snapshot {
     struct snap_list queue, done;
     uint32_t queue_count;                        /* queued and being committed */
     struct snap_room_bucket per_second, per_day; /* of bytes that may be written */
-    uint32_t hurry; /* somebody waits for the queue: no bucket holds it back */
+    uint32_t hurry;  /* somebody waits for the queue: no bucket holds it back */
+    int may_degrade; /* the scheduler's */
     int stop;
     int posted; /* a call that takes the done list is on its way */
 };

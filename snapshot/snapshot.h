@@ -8,9 +8,9 @@
  * Threads: functions are called on the engine's scheduler thread unless noted; the background
  * thread belongs to the handle, never blocks a step, and answers through engine_post.
  * Units: bytes, tokens, nanoseconds.
- * Errors: INVALID, NOT_FOUND, BUSY (a save of this session is under way), IO, NO_SPACE, NOMEM,
- * LIMIT, DEVICE. After an error the session is whole, resident and not marked durable; the
- * snapshots before are valid.
+ * Errors: INVALID, NOT_FOUND, BUSY (a save of this session is under way), IO, NO_SPACE (of the
+ * disk), NOMEM, LIMIT (also: the byte budget is reached), DEVICE. After an error the session is
+ * whole, resident and not marked durable; the snapshots before are valid.
  */
 #ifndef SNAPSHOT_SNAPSHOT_H
 #define SNAPSHOT_SNAPSHOT_H
@@ -39,6 +39,10 @@ void snapshot_close(struct snapshot *snapshot);
  * it writes is waited for afterwards. */
 void snapshot_write_budget(struct snapshot *snapshot, uint64_t bytes_per_second,
                            uint64_t bytes_per_day);
+
+/* 1: a save that finds the byte budget reached may take planes of sessions that are not resident,
+ * then older snapshots (snap_retain.h). Off at first: it is then refused with LIMIT. */
+void snapshot_may_degrade(struct snapshot *snapshot, int may_degrade);
 
 /* For engine_hooks.block_sealed; context is the struct snapshot. Only enqueues. */
 void snapshot_block_sealed(void *context, struct session *session, struct block *block);
@@ -84,6 +88,9 @@ struct snapshot_entry {
     uint64_t snapshot;
     uint64_t stored_bytes; /* extents of the head snapshot, shared ones included */
     uint32_t snapshot_count;
+    uint32_t lowered_blocks; /* that have given up planes */
+    uint32_t dropped;        /* these planes, by mask */
+    int may_expire;          /* `expire` has named it */
 };
 typedef int (*snapshot_each)(void *context, const struct snapshot_entry *entry); /* 0 stops */
 enum kv_err snapshot_list(struct store *store, const struct kv_alloc *alloc, snapshot_each each,

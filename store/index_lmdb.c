@@ -407,7 +407,9 @@ static int apply_op(struct index *index, MDB_txn *txn, const struct fmt_op *op,
         rc = mdb_del(txn, index->records, &key, NULL);
         state->record_count--;
     }
+#ifndef BREAK_LIVE_BYTES
     state->live_bytes -= old_bytes < state->live_bytes ? old_bytes : state->live_bytes;
+#endif
     return rc;
 }
 

@@ -107,6 +107,14 @@ static enum kv_err replay(struct rebuild *rebuild, const struct fmt_batch *batch
     struct kv_digest digest;
     *applied_out = 0;
     enum kv_err err = recover_load(store, batch, &record, &digest, diag);
+#ifdef BREAK_TOMBSTONE
+    struct kv_reader ops;
+    kv_reader_init(&ops, record + FMT_BATCH_HEAD_BYTES,
+                   record == NULL ? 0 : batch->record_bytes - FMT_BATCH_HEAD_BYTES - 16);
+    for (struct fmt_op op; record != NULL && fmt_op_decode(&ops, &op) == KV_OK;)
+        if (op.type == FMT_OP_DELETE)
+            memset((uint8_t *)(uintptr_t)op.key, 0xff, op.key_bytes);
+#endif
     if (err == KV_OK && last)
         err = recover_verify(store, batch, record, diag);
     if (err == KV_OK) {

@@ -361,7 +361,9 @@ enum kv_err segment_sync(struct segment_writer *writer, struct kv_diag *diag) {
     int error = sync_file(writer);
     if (error == 0 && writer->names_dirty) {
         uint64_t begin_ns = kv_clock_now_ns(writer->options.clock);
+#ifndef BREAK_SYNC_NAMES
         error = door->sync(door->context, writer->options.dir);
+#endif
         writer->counts.sync_ns += kv_clock_now_ns(writer->options.clock) - begin_ns;
         writer->names_dirty = error != 0;
         writer->sync_failed |= error != 0;

@@ -152,7 +152,8 @@ struct store_stats {
     uint64_t segment_bytes; /* up to the tail: live + garbage */
     uint64_t index_bytes;
     uint64_t bytes_max;
-    uint64_t batches; /* sequence number of the last committed batch */
+    uint64_t room_bytes; /* of it, for what is put; the reserve is not counted */
+    uint64_t batches;    /* sequence number of the last committed batch */
     uint32_t segments;
     /* Since the store was made; blocks behind the last batch of another cause are forgotten. */
     struct store_written_sum written[STORE_CAUSES];

@@ -343,8 +343,22 @@ static int find_in_batch(const struct store_batch *batch, const void *key, size_
     return found;
 }
 
-enum kv_err store_batch_update(struct store_batch *batch, const void *key, size_t key_bytes,
-                               const void *value, size_t value_bytes, struct kv_diag *diag) {
+/* Leaves out the extents of the kinds in `drop`; the others move up. */
+static void drop_extents(struct store_batch *batch, struct fmt_entry *entry, uint32_t drop) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < entry->extent_count; i++) {
+        struct store_extent extent = fmt_entry_extent(entry, i);
+        if (drop >> extent.kind & 1)
+            continue;
+        memmove(batch->extents + (size_t)kept * FMT_EXTENT_BYTES,
+                batch->extents + (size_t)i * FMT_EXTENT_BYTES, FMT_EXTENT_BYTES);
+        kept++;
+    }
+    entry->extent_count = kept;
+}
+
+enum kv_err store_batch_shrink(struct store_batch *batch, const struct store_put *put,
+                               uint32_t drop_kinds, struct kv_diag *diag) {
     assert(batch->open);
     struct store *store = batch->store;
     struct index_copy copy = {0};
@@ -352,11 +366,11 @@ enum kv_err store_batch_update(struct store_batch *batch, const void *key, size_
     enum kv_err err = batch->err;
     if (err != KV_OK)
         return kv_diag_set(diag, err, "the batch has failed before: %s", batch->diag.text);
-    KV_TRY(check_sizes(key_bytes, value_bytes, diag));
-    KV_TRY(check_budget(batch, 0, key_bytes + FMT_ENTRY_BYTES_MAX, NULL, diag));
-    int found = find_in_batch(batch, key, key_bytes, &entry);
+    KV_TRY(check_sizes(put->key_bytes, put->value_bytes, diag));
+    KV_TRY(check_budget(batch, 0, put->key_bytes + FMT_ENTRY_BYTES_MAX, NULL, diag));
+    int found = find_in_batch(batch, put->key, put->key_bytes, &entry);
     if (found == 0) {
-        err = index_get(store->index, key, key_bytes, &copy, diag);
+        err = index_get(store->index, put->key, put->key_bytes, &copy, diag);
         if (err == KV_OK)
             err = fmt_entry_decode(copy.bytes, copy.key_bytes, copy.total_bytes, &entry);
         if (err == KV_ERR_CORRUPT)
@@ -374,12 +388,20 @@ enum kv_err store_batch_update(struct store_batch *batch, const void *key, size_
 #ifdef BREAK_UPDATE
     entry.extent_count = 0;
 #endif
-    entry.value = value;
-    entry.value_bytes = (uint32_t)value_bytes;
-    KV_TRY(add_put(batch, key, key_bytes, &entry, diag));
+    drop_extents(batch, &entry, drop_kinds);
+    entry.value = put->value;
+    entry.value_bytes = (uint32_t)put->value_bytes;
+    KV_TRY(add_put(batch, put->key, put->key_bytes, &entry, diag));
 done:
     index_copy_release(store->options.alloc, &copy);
     return err == KV_OK ? KV_OK : fail(batch, err, diag);
+}
+
+enum kv_err store_batch_update(struct store_batch *batch, const void *key, size_t key_bytes,
+                               const void *value, size_t value_bytes, struct kv_diag *diag) {
+    const struct store_put put = {
+        .key = key, .key_bytes = key_bytes, .value = value, .value_bytes = value_bytes};
+    return store_batch_shrink(batch, &put, 0, diag);
 }
 
 enum kv_err store_batch_delete(struct store_batch *batch, const void *key, size_t key_bytes,

@@ -94,6 +94,11 @@ struct store_commit_stats {
 enum kv_err store_batch_update(struct store_batch *batch, const void *key, size_t key_bytes,
                                const void *value, size_t value_bytes, struct kv_diag *diag);
 
+/* The same, and the extents of the kinds in the mask leave the record; the parts of `put` are not
+ * looked at. */
+enum kv_err store_batch_shrink(struct store_batch *batch, const struct store_put *put,
+                               uint32_t drop_kinds, struct kv_diag *diag);
+
 /* Deleting a key that is not there is allowed and does nothing. Codes as store_batch_put. */
 enum kv_err store_batch_delete(struct store_batch *batch, const void *key, size_t key_bytes,
                                struct kv_diag *diag);

@@ -5,10 +5,12 @@
  */
 #include "tests/support_fuzz.h"
 
+#include "engine/export.h"
 #include "engine/image.h"
 #include "engine/model/gguf.h"
 #include "engine/model/tokenizer.h"
 #include "engine/record.h"
+#include "snapshot/snap_take.h"
 #include "store/base/bytes.h"
 #include "store/fmt.h"
 #include "store/io.h"
@@ -199,6 +201,62 @@ int support_fuzz_format(const uint8_t *bytes, size_t count) {
         memcpy(copy + count - 17, digits, 16);
     }
     enum kv_err err = fmt_text_decode(copy, count, id, &diag);
+    free(copy);
+    return err == KV_OK;
+}
+
+/* --- an exported session */
+
+void support_fuzz_mend_export(uint8_t *bytes, size_t count) {
+    if (count < EXPORT_START_BYTES)
+        return;
+    uint64_t check = kv_digest_short(bytes, 16);
+    kv_put_u64(bytes + 16, check);
+    for (size_t at = EXPORT_START_BYTES; at + EXPORT_FRAME_BYTES <= count;) {
+        uint8_t chained[40];
+        uint64_t length = kv_get_u64(bytes + at + 8);
+        if (length <= count - at - EXPORT_FRAME_BYTES) {
+            struct kv_digest digest = kv_digest_of(bytes + at + EXPORT_FRAME_BYTES, (size_t)length);
+            memcpy(bytes + at + 16, digest.bytes, KV_DIGEST_BYTES);
+        }
+        kv_put_u64(chained, check);
+        memcpy(chained + 8, bytes + at, 32);
+        check = kv_digest_short(chained, sizeof chained);
+        kv_put_u64(bytes + at + 32, check);
+        at += EXPORT_FRAME_BYTES;
+        if (length > count - at)
+            return;
+        at += (size_t)length;
+    }
+}
+
+struct bytes_in {
+    const uint8_t *bytes;
+    size_t count, at;
+};
+
+static enum kv_err get_some(void *context, void *bytes, size_t count, size_t *got_out,
+                            struct kv_diag *diag) {
+    struct bytes_in *in = context;
+    (void)diag;
+    *got_out = count < in->count - in->at ? count : in->count - in->at;
+    if (*got_out != 0)
+        memcpy(bytes, in->bytes + in->at, *got_out);
+    in->at += *got_out;
+    return KV_OK;
+}
+
+int support_fuzz_export(const uint8_t *bytes, size_t count) {
+    uint8_t *copy = copy_of(bytes, count);
+    struct bytes_in in = {copy, count, 0};
+    struct kv_diag diag = {""};
+    uint64_t taken = 0;
+    const struct snap_take_args args = {
+        .alloc = kv_alloc_system(), .get = get_some, .get_context = &in, .vocab_count = 1 << 20};
+    support_fuzz_mend_export(copy, count);
+    enum kv_err err = snap_take(&args, &taken, &diag);
+    if (err == KV_OK ? taken != count : diag.text[0] == 0)
+        abort(); /* bytes left over, or refused without a word */
     free(copy);
     return err == KV_OK;
 }

@@ -77,6 +77,8 @@ static void open_engine(const struct life_options *options, struct life *life) {
     size_t size;
     model.seed = options->model_seed;
     model.layers = options->model_layers;
+    if (options->model_heads != 0)
+        model.heads = model.kv_heads = options->model_heads;
     struct layout_geometry geometry = {model.layers, model.kv_heads, model.head_dim};
     settings.slot_budget_bytes =
         engine->slots / 8 * (8 * layout_slot_bytes(&geometry) + layout_meta_frame_bytes(&geometry));

@@ -30,6 +30,7 @@ struct life_options {
     uint64_t deadline_ns;      /* of one read or write of the store */
     uint64_t model_seed;       /* 1 is the usual tiny model */
     uint32_t model_layers;     /* 2 is usual */
+    uint32_t model_heads;      /* of queries and of KV; 0: as usual, 4 and 2 */
     int change_tensor_byte;    /* 1: one byte of one weight is another */
 };
 

@@ -5,7 +5,9 @@
  */
 #include "tests/support_world.h"
 
+#include "snapshot/snap_care.h"
 #include "snapshot/snap_spill.h"
+#include "store/store_fsck.h"
 #include "store/store_gc.h"
 #include "tests/support_invariants.h"
 #include "tests/support_life.h"
@@ -74,6 +76,7 @@ void world_begin(struct world *world) {
     memset(world, 0, sizeof *world);
     world->alloc = kv_alloc_system();
     world->clock = kv_clock_system();
+    world->door = io_best_door();
     struct engine_settings settings = {
         .alloc = kv_alloc_system(),
         .clock = kv_clock_system(),
@@ -104,8 +107,7 @@ enum kv_err world_open(struct world *world, const char *dir, const struct io_doo
     options.segment_bytes = 1 << 20;
     options.alloc = world->alloc;
     options.clock = world->clock;
-    if (door != NULL)
-        options.door = door;
+    options.door = door != NULL ? door : world->door;
     enum kv_err err = store_open(&options, &world->store, diag);
     if (err != KV_OK) {
         world->store = NULL;
@@ -262,10 +264,16 @@ enum kv_err world_demote(struct world *world, uint32_t session, int coarse, stru
 
 enum kv_err world_gc(struct world *world, struct kv_diag *diag) {
     struct store_gc_options options = store_gc_options_usual();
-    struct store_gc_report report;
+    struct store_gc_report report = {0};
+    struct snap_care_report records;
+    const struct snap_care_collect_args collect = {
+        .store = world->store, .alloc = world->alloc, .open = world->snapshot};
     options.live_percent = 95;
     snapshot_drain(world->snapshot);
-    enum kv_err err = store_gc(world->store, &options, &report, diag);
+    engine_apply(world->engine);
+    enum kv_err err = snap_care_collect(&collect, &records, diag);
+    if (err == KV_OK)
+        err = store_gc(world->store, &options, &report, diag);
     world->gc_removed += report.removed;
     return err;
 }
@@ -368,6 +376,35 @@ static int goes_on(struct world *world, char text_out[WORLD_TEXT_BYTES]) {
     return number == 0 && err == KV_OK && !beyond;
 }
 
+static void on_store_finding(void *context, const struct store_fsck_finding *finding) {
+    char *text = context;
+    if (!finding->is_note && text[0] == 0)
+        snprintf(text, WORLD_TEXT_BYTES, "fsck, %s: %s", store_fsck_name(finding->kind),
+                 finding->text);
+}
+
+static void on_care_finding(void *context, const struct snap_care_finding *finding) {
+    char *text = context;
+    if (!finding->is_note && text[0] == 0)
+        snprintf(text, WORLD_TEXT_BYTES, "fsck, %s of %s: %s", finding->kind, finding->session,
+                 finding->text);
+}
+
+/* A store that no fault of ours has damaged gives fsck nothing to say. */
+static int check_fsck(struct world *world, char text_out[WORLD_TEXT_BYTES]) {
+    struct kv_diag diag = {""};
+    struct store_fsck_report report;
+    struct snap_care_report records;
+    const struct store_fsck_args store = {
+        .store = world->store, .read_data = 1, .each = on_store_finding, .context = text_out};
+    const struct snap_care_check_args care = {
+        .store = world->store, .alloc = world->alloc, .each = on_care_finding, .context = text_out};
+    if (store_fsck(&store, &report, &diag) != KV_OK ||
+        snap_care_check(&care, &records, &diag) != KV_OK)
+        snprintf(text_out, WORLD_TEXT_BYTES, "fsck: %s", diag.text);
+    return text_out[0] == 0;
+}
+
 static int check_open(struct world *world, const struct world_check *check,
                       char text_out[WORLD_TEXT_BYTES]) {
     char text[SUPPORT_INVARIANTS_TEXT_BYTES];
@@ -383,7 +420,7 @@ static int check_open(struct world *world, const struct world_check *check,
         snprintf(text_out, WORLD_TEXT_BYTES, "invariant %d: %s", number, text);
     for (uint32_t i = 0; right && i < WORLD_SESSIONS; i++)
         right = check_session(world, i, check->entries, text_out);
-    return right;
+    return right && check_fsck(world, text_out);
 }
 
 int world_right(struct world *world, const struct world_check *check,

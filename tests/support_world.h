@@ -39,17 +39,19 @@ struct world {
     struct disk *disk;            /* of the steps; may be NULL */
     const struct kv_alloc *alloc; /* of store, snapshot and restore */
     const struct kv_clock *clock;
+    const struct io_door *door; /* of the checks, and of an opening that names none */
     struct world_fact facts[WORLD_FACTS_MAX];
     uint32_t fact_count;
     uint64_t gc_removed;                     /* segments, by world_gc */
     struct world_fact found[WORLD_SESSIONS]; /* by the last check */
 };
 
-/* Opens the engine; alloc and clock are the system's. Ends the program on an error. */
+/* Opens the engine; alloc and clock are the system's, the door is the best. Ends the program on an
+ * error. */
 void world_begin(struct world *world);
 void world_end(struct world *world);
 
-/* Store and background writer; after an error both are closed. `door` NULL: the best. */
+/* Store and background writer; after an error both are closed. `door` NULL: the world's. */
 enum kv_err world_open(struct world *world, const char *dir, const struct io_door *door,
                        struct kv_diag *diag);
 /* Drops every session and closes what is open. */
@@ -69,14 +71,16 @@ enum kv_err world_remove(struct world *world, uint32_t session, struct kv_diag *
 /* Coarser tiers, or finer ones again. */
 enum kv_err world_demote(struct world *world, uint32_t session, int coarse, struct kv_diag *diag);
 
-/* Gives back the space of segments that are less than 95 % live. */
+/* Deletes what no session uses, beside those that are resident, and gives back the space of
+ * segments that are less than 95 % live. */
 enum kv_err world_gc(struct world *world, struct kv_diag *diag);
 /* Seeds the ids of snapshots, pages and lineages (getrandom comes here: --wrap, see Makefile). */
 void world_seed(uint64_t seed);
 
-/* Opens `dir` through the best door and compares invariants and sessions with the facts as they
- * stood at `entries` of the log (UINT64_MAX: all). With `go_on` one session also goes on: wakes,
- * chats, saves. 1 when right; else `text_out` says what is wrong. The world must be closed. */
+/* Opens `dir` through the world's door, compares invariants and sessions with the facts as they
+ * stood at `entries` of the log (UINT64_MAX: all), and asks fsck, which must find nothing. With
+ * `go_on` one session also goes on: wakes, chats, saves. 1 when right; else `text_out` says what is
+ * wrong. The world must be closed. */
 struct world_check {
     const char *dir;
     uint64_t entries;

@@ -1,14 +1,17 @@
 /* tests/sweep.c - `make sweep`: every cut point, every failing call of one scripted life.
  *
  * Responsible for: one life (create, chat, seal, write-through, snapshot, sleep, wake, demote, rm,
- * gc, reopen) recorded once; the power cut behind every change, sync and index commit under eight
- * policies for what was not synced; the n-th failing change, index call and allocation until a run
- * passes clean. After each: the numbered invariants and every acknowledged session, bit for bit.
+ * gc beside open sessions, a second writer, reopen) recorded once; the power cut behind every
+ * change, sync and index commit under eight policies for what was not synced; the n-th failing
+ * change, index call and allocation until a run passes clean. After each: the numbered invariants,
+ * fsck, and every acknowledged session, bit for bit. All of it through both doors.
  * Not responsible for: random lives (sim.c), real kills (kill_save.c).
  *
  * An argument n takes one point in n (20 without one), a second one chooses tests by pattern.
- * Broken twins: BREAK_SYNC, BREAK_SYNC_ABOVE, BREAK_ORDER, BREAK_TORN_BATCH,
- * BREAK_TRIM, BREAK_PAGE_USES, BREAK_HALF_KNOWN.
+ * Broken twins: BREAK_SYNC, BREAK_SYNC_ABOVE, BREAK_SYNC_NAMES, BREAK_ORDER, BREAK_TORN_BATCH,
+ * BREAK_TOMBSTONE, BREAK_TRIM, BREAK_PAGE_USES, BREAK_COUNT, BREAK_LIVE_BYTES, BREAK_OPEN_LINEAGE,
+ * BREAK_LOCK, BREAK_GC_EARLY, BREAK_GC_CHECKPOINT, BREAK_GC_MOVE,
+ * BREAK_HALF_KNOWN.
  */
 #include "tests/support_faulty_index.h"
 #include "tests/support_store.h"
@@ -21,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 24, POLICIES = 8, IO_MAX = 400 };
+enum { STEPS = 31, STEP_REOPEN = 14, POLICIES = 8, IO_MAX = 400 };
 
 static uint64_t stride = 20;
 static struct world world;
@@ -48,6 +51,40 @@ static enum kv_err reopen(struct disk *disk, const char *dir, struct kv_diag *di
 static enum kv_err seal_unsaved(struct kv_diag *diag) {
     enum kv_err err = world_say(&world, 0, 560, 5, diag);
     return err != KV_OK ? err : world_say(&world, 2, 580, 5, diag);
+}
+
+/* While one writer has the store there is no other. */
+static enum kv_err second_writer(const char *dir, struct kv_diag *diag) {
+    struct store_options options = store_options_usual(dir, "second");
+    struct store *store = NULL;
+    struct kv_diag refused = {""};
+    options.door = world.door;
+    options.alloc = world.alloc;
+    enum kv_err err = store_open(&options, &store, &refused);
+    if (err == KV_OK)
+        store_close(store);
+    if (err == KV_OK || err == KV_ERR_CORRUPT)
+        fail_msg("a second writer: %s", err == KV_OK ? "let in" : refused.text);
+    return err == KV_ERR_BUSY ? KV_OK : kv_diag_set(diag, err, "%s", refused.text);
+}
+
+/* Blocks written through and not yet saved, of a session that was never saved and of one that was;
+ * gc beside them; then both are saved. */
+static enum kv_err late_step(uint32_t number, const char *dir, struct kv_diag *diag) {
+    switch (number) {
+    case 25:
+        return second_writer(dir, diag);
+    case 26:
+        return world_say(&world, 3, 600, 8, diag);
+    case 27:
+        return world_say(&world, 1, 540, 9, diag);
+    case 28:
+        return world_gc(&world, diag);
+    case 29:
+        return world_save(&world, 3, 0, diag);
+    default:
+        return world_sleep(&world, 1, diag);
+    }
 }
 
 /* Step 0 is the opening. */
@@ -81,7 +118,7 @@ static enum kv_err step(uint32_t number, struct disk *disk, const char *dir, str
         return world_remove(&world, 1, diag);
     case 13:
         return seal_unsaved(diag);
-    case 14:
+    case STEP_REOPEN:
         return reopen(disk, dir, diag);
     case 15:
         return world_wake(&world, 0, diag);
@@ -94,13 +131,17 @@ static enum kv_err step(uint32_t number, struct disk *disk, const char *dir, str
     case 19:
         return world_save(&world, 1, 0, diag);
     case 20:
-        return world_remove(&world, 0, diag);
+        return world_gc(&world, diag);
     case 21:
-        return world_gc(&world, diag);
+        return world_remove(&world, 0, diag);
     case 22:
-        return world_sleep(&world, 1, diag);
-    default:
         return world_gc(&world, diag);
+    case 23:
+        return world_sleep(&world, 1, diag);
+    case 24:
+        return world_gc(&world, diag);
+    default:
+        return late_step(number, dir, diag);
     }
 }
 
@@ -130,7 +171,7 @@ static void power_cuts(void **state) {
     struct kv_diag diag = {""};
     uint64_t cases = 0;
     path_of(dir, "power");
-    struct disk *disk = disk_make(io_best_door(), dir);
+    struct disk *disk = disk_make(world.door, dir);
     world.disk = disk;
     world.fact_count = 0;
     faulty_index_arm(&(struct faulty_index_plan){0});
@@ -153,22 +194,27 @@ static void power_cuts(void **state) {
     disk_drop(disk);
     world.disk = NULL;
     remove_tree(dir);
-    printf("power cuts: %llu changes and %llu entries of the log, %u policies, %llu cases: "
+    printf("power cuts, %s: %llu changes and %llu entries of the log, %u policies, %llu cases: "
            "0 lost, 0 torn\n",
-           (unsigned long long)changes, (unsigned long long)entries, POLICIES,
+           world.door->name, (unsigned long long)changes, (unsigned long long)entries, POLICIES,
            (unsigned long long)cases);
 }
 
 /* --- the n-th failing call */
 
-enum door { DOOR_IO, DOOR_FULL, DOOR_INDEX, DOOR_INDEX_LATE, DOOR_ALLOC, DOORS };
-static const char *const door_names[DOORS] = {"I/O error", "no space", "index call",
-                                              "half-known index commit", "allocation"};
+enum door { DOOR_IO, DOOR_FULL, DOOR_QUOTA, DOOR_INDEX, DOOR_INDEX_LATE, DOOR_ALLOC, DOORS };
+static const char *const door_names[DOORS] = {
+    "I/O error", "no space", "quota", "index call", "half-known index commit", "allocation"};
+
+static int is_of_disk(enum door door) {
+    return door == DOOR_IO || door == DOOR_FULL || door == DOOR_QUOTA;
+}
 
 static void arm(enum door door, uint64_t at, struct disk *disk, struct testing_alloc *alloc) {
     struct faulty_index_plan plan = {.err = KV_ERR_IO};
-    disk_fail_at(disk, door == DOOR_IO || door == DOOR_FULL ? at : 0,
-                 door == DOOR_FULL ? ENOSPC : EIO);
+    static const int errors[DOORS + 1] = {
+        [DOOR_IO] = EIO, [DOOR_FULL] = ENOSPC, [DOOR_QUOTA] = EDQUOT};
+    disk_fail_at(disk, is_of_disk(door) ? at : 0, errors[door]);
     plan.at = door == DOOR_INDEX || door == DOOR_INDEX_LATE ? at : 0;
     plan.only_changes = plan.after_effect = door == DOOR_INDEX_LATE;
     faulty_index_arm(&plan);
@@ -179,7 +225,7 @@ static void arm(enum door door, uint64_t at, struct disk *disk, struct testing_a
 }
 
 static int has_struck(enum door door, struct disk *disk, const struct testing_alloc *alloc) {
-    if (door == DOOR_IO || door == DOOR_FULL)
+    if (is_of_disk(door))
         return disk_has_failed(disk);
     return door == DOOR_ALLOC ? alloc->failed_count != 0 : faulty_index_hits() != 0;
 }
@@ -190,7 +236,8 @@ static int retry(uint32_t number, struct disk *disk, const char *dir, struct kv_
         return 1;
     for (int i = 0; i < 2; i++) {
         struct kv_diag again = {""};
-        enum kv_err err = number == 14 || number == 0 ? KV_ERR_IO : step(number, disk, dir, &again);
+        enum kv_err err =
+            number == STEP_REOPEN || number == 0 ? KV_ERR_IO : step(number, disk, dir, &again);
         if (err == KV_OK)
             return 1;
         if (err == KV_ERR_EXISTS || err == KV_ERR_NOT_FOUND)
@@ -199,7 +246,7 @@ static int retry(uint32_t number, struct disk *disk, const char *dir, struct kv_
         if (err != KV_OK)
             fail_msg("after step %u (%s): the store does not open: %s", number, diag->text,
                      again.text);
-        if (number == 14 || number == 0)
+        if (number == STEP_REOPEN || number == 0)
             return 1;
     }
     return 0;
@@ -213,7 +260,7 @@ static int life_with_fault(enum door door, uint64_t at) {
     testing_alloc_init(&alloc, 0);
     path_of(dir, "fault");
     remove_tree(dir);
-    struct disk *disk = disk_make(io_best_door(), dir);
+    struct disk *disk = disk_make(world.door, dir);
     world.disk = disk;
     world.alloc = &alloc.alloc;
     world.fact_count = 0;
@@ -245,8 +292,9 @@ static void sweep_door(enum door door) {
         more = life_with_fault(door, at);
         cases++;
     }
-    printf("failing %s: %llu cases, the last at %llu and clean: 0 lost, 0 torn\n", door_names[door],
-           (unsigned long long)cases, (unsigned long long)(at - stride));
+    printf("failing %s, %s: %llu cases, the last at %llu and clean: 0 lost, 0 torn\n",
+           door_names[door], world.door->name, (unsigned long long)cases,
+           (unsigned long long)(at - stride));
     assert_true(cases > 1);
 }
 
@@ -258,6 +306,11 @@ static void failing_io(void **state) {
 static void failing_space(void **state) {
     (void)state;
     sweep_door(DOOR_FULL);
+}
+
+static void failing_quota(void **state) {
+    (void)state;
+    sweep_door(DOOR_QUOTA);
 }
 
 static void failing_index(void **state) {
@@ -283,7 +336,7 @@ static int chat_on_full_disk(uint64_t at) {
     struct kv_diag diag = {""};
     path_of(dir, "full");
     remove_tree(dir);
-    struct disk *disk = disk_make(io_best_door(), dir);
+    struct disk *disk = disk_make(world.door, dir);
     world.disk = disk;
     world.fact_count = 0;
     if (world_open(&world, dir, disk_door(disk), &diag) != KV_OK ||
@@ -326,25 +379,41 @@ static int chat_on_full_disk(uint64_t at) {
 static void full_disk(void **state) {
     (void)state;
     uint64_t cases = 0, at = 1;
-    uint64_t few = stride < 4 ? 1 : stride / 4;
+    uint64_t few = stride < 8 ? 1 : stride / 8;
     for (int more = 1; more; at += few) {
         more = chat_on_full_disk(at);
         cases++;
     }
-    printf("full disk: from each of %llu writes on: the chat goes on, the save says so, room makes "
+    printf("full disk, %s: from each of %llu writes on: the chat goes on, the save says so, room "
+           "makes "
            "the next one work\n",
-           (unsigned long long)cases - 1);
+           world.door->name, (unsigned long long)cases - 1);
     assert_true(cases > 3);
 }
 
+static int take_uring(void **state) {
+    (void)state;
+    world.door = io_uring_door();
+    return 0;
+}
+
+static int take_posix(void **state) {
+    (void)state;
+    world.door = io_posix_door();
+    return 0;
+}
+
+/* Both doors, one after the other. */
+#define BOTH(test)                                                                                 \
+    {#test, test, take_uring, NULL, NULL}, {                                                       \
+#test " posix", test, take_posix, NULL, NULL                                               \
+    }
+
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(power_cuts),
-                                       cmocka_unit_test(failing_io),
-                                       cmocka_unit_test(failing_space),
-                                       cmocka_unit_test(failing_index),
-                                       cmocka_unit_test(failing_index_after_its_effect),
-                                       cmocka_unit_test(failing_allocation),
-                                       cmocka_unit_test(full_disk)};
+    const struct CMUnitTest tests[] = {
+        BOTH(power_cuts),         BOTH(failing_io),    BOTH(failing_space),
+        BOTH(failing_quota),      BOTH(failing_index), BOTH(failing_index_after_its_effect),
+        BOTH(failing_allocation), BOTH(full_disk)};
     if (argc > 1)
         stride = strtoull(argv[1], NULL, 10);
     if (stride == 0)

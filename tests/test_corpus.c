@@ -9,6 +9,7 @@
 #include "store/fmt.h"
 #include "store/store_read.h"
 #include "tests/support_fuzz.h"
+#include "tests/support_life.h"
 #include "tests/support_store.h"
 #include "tests/support_tiny_model.h"
 #include "tests/support_world.h"
@@ -25,7 +26,8 @@ static const struct target {
     int (*call)(const uint8_t *bytes, size_t count);
 } targets[] = {{"gguf", support_fuzz_gguf},       {"batch", support_fuzz_batch},
                {"segment", support_fuzz_segment}, {"image", support_fuzz_image},
-               {"entry", support_fuzz_entry},     {"format", support_fuzz_format}};
+               {"entry", support_fuzz_entry},     {"format", support_fuzz_format},
+               {"export", support_fuzz_export}};
 enum { TARGETS = sizeof targets / sizeof targets[0] };
 
 static void corpora(void **state) {
@@ -152,6 +154,44 @@ static void make_small_store(const char *base) {
     put_seed(base, "format", 0, format, fmt_text_encode(id, format));
 }
 
+static enum kv_err put_export(void *context, const void *bytes, size_t count,
+                              struct kv_diag *diag) {
+    (void)diag;
+    return fwrite(bytes, 1, count, context) == count ? KV_OK : KV_ERR_IO;
+}
+
+/* A geometry as small as it can be: a block and its window are 110 KB. */
+static void make_exports(const char *base) {
+    static const uint32_t tokens[2] = {20, 580};
+    char dir[TESTING_PATH_BYTES], path[TESTING_PATH_BYTES + 32];
+    struct life life;
+    struct restore_exported exported;
+    testing_temp_dir(dir);
+    snprintf(path, sizeof path, "%s/s", dir);
+    struct life_options options = life_default(path);
+    options.model_layers = options.model_heads = 1;
+    life_open(&options, &life);
+    for (uint32_t i = 0; i < 2; i++) {
+        char name[8], *bytes = NULL;
+        size_t count = 0;
+        FILE *file = open_memstream(&bytes, &count);
+        snprintf(name, sizeof name, "s%u", i);
+        struct session *session = life_session(&life, name, IMAGE_RECIPE_V3);
+        life_say(session, 1, tokens[i], 1, NULL);
+        life_save(&life, session, 0);
+        const struct restore_export_args args = {.store = life.store,
+                                                 .alloc = kv_alloc_system(),
+                                                 .name = name,
+                                                 .put = put_export,
+                                                 .context = file};
+        if (file == NULL || restore_export(&args, &exported, NULL) != KV_OK || fclose(file) != 0)
+            abort();
+        put_seed(base, "export", i, bytes, count);
+        free(bytes);
+    }
+    life_close(&life);
+}
+
 static int make_seeds(const char *base) {
     static struct world world;
     char dir[TESTING_PATH_BYTES], path[TESTING_PATH_BYTES + 32];
@@ -177,6 +217,7 @@ static int make_seeds(const char *base) {
         abort();
     make_entries(world.store, base);
     world_end(&world);
+    make_exports(base);
     return 0;
 }
 

@@ -56,15 +56,24 @@ static void values_round_trip(void **state) {
     assert_int_equal(snapshot_back.asleep, 0);
     assert_memory_equal(snapshot_back.root.bytes, snapshot.root.bytes, KV_DIGEST_BYTES);
 
-    struct record_name name = {1, 2, 3}, name_back;
+    struct record_name name = {1, 2, 3, 0}, name_back;
     size = record_put_name(&name, value);
     assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
     assert_memory_equal(&name, &name_back, sizeof name);
+    assert_int_equal(value[0], 1); /* as programs before version 2 can read it */
+    name.may_expire = 1;
+    size = record_put_name(&name, value);
+    assert_int_equal(value[0], 2);
+    assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
+    assert_int_equal(name_back.may_expire, 1);
 
-    struct record_block block = {1, 1, 64 + 256}, block_back;
+    struct record_block block = {.code_id = 1, .layout_id = 1, .first_position = 64 + 256};
+    struct record_block block_back;
     size = record_put_block(&block, value);
+    assert_int_equal(value[0], 1);
     assert_int_equal(record_get_block(value, size, &block_back, NULL), KV_OK);
     assert_int_equal(block_back.first_position, 320);
+    assert_int_equal(record_dropped(&block_back), 0);
 
     struct record_page page = {4, 320, 64, 2}, page_back;
     size = record_put_page(&page, value);
@@ -118,12 +127,60 @@ static void damaged_values_are_refused(void **state) {
     struct record_page page = {4, 320, 65, 2}, page_back;
     size = record_put_page(&page, value);
     assert_int_equal(record_get_page(value, size, &page_back, &diag), KV_ERR_CORRUPT);
-    struct record_name name = {0, 2, 3}, name_back;
+    struct record_name name = {0, 2, 3, 0}, name_back;
     size = record_put_name(&name, value);
     assert_int_equal(record_get_name(value, size, &name_back, &diag), KV_ERR_CORRUPT);
     value[0] = 9;
     assert_int_equal(record_get_name(value, size, &name_back, &diag), KV_ERR_VERSION);
     assert_non_null(strstr(diag.text, "needs version 9"));
+}
+
+/* Planes that have left a block: their list comes back, nothing else is accepted, and the block
+ * chain is the one of the whole block. */
+static void planes_that_left_are_remembered(void **state) {
+    (void)state;
+    static const uint8_t kinds[] = {RECORD_KIND_IDS, LAYOUT_META, LAYOUT_KH,  LAYOUT_KM,
+                                    LAYOUT_KL,       LAYOUT_VB,   LAYOUT_VR1, LAYOUT_VR2};
+    enum { ALL = sizeof kinds };
+    struct kv_digest zero = {{0}};
+    struct kv_digest digests[ALL];
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_block back;
+    for (uint32_t i = 0; i < ALL; i++)
+        digests[i] = kv_digest_of(&kinds[i], 1);
+    struct kv_digest whole = record_chain(&zero, 5, 3, kinds, digests, ALL);
+    const struct record_key key = record_key_block(5, 3);
+    static const uint32_t masks[] = {1u << LAYOUT_KL, 1u << LAYOUT_KL | 1u << LAYOUT_VR2,
+                                     1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2};
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        struct record_block block = {.code_id = 1, .layout_id = 1, .first_position = 832};
+        uint8_t left_kinds[ALL];
+        struct kv_digest left[ALL];
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < ALL; i++) {
+            if (masks[m] >> kinds[i] & 1) {
+                block.dropped_kinds[block.dropped_count] = kinds[i];
+                block.dropped[block.dropped_count++] = digests[i];
+            } else {
+                left_kinds[count] = kinds[i];
+                left[count++] = digests[i];
+            }
+        }
+        uint32_t size = record_put_block(&block, value);
+        assert_int_equal(value[0], 2);
+        assert_int_equal(record_get_block(value, size, &back, NULL), KV_OK);
+        assert_int_equal(record_dropped(&back), masks[m]);
+        struct kv_digest chain = record_chain_block(&zero, &key, &back, left_kinds, left, count);
+        assert_memory_equal(&chain, &whole, sizeof chain);
+        /* Without its digest it is another chain. */
+        back.dropped[0].bytes[0] ^= 1;
+        chain = record_chain_block(&zero, &key, &back, left_kinds, left, count);
+        assert_memory_not_equal(&chain, &whole, sizeof chain);
+        for (uint32_t cut = 0; cut < size; cut++)
+            assert_int_equal(record_get_block(value, cut, &back, NULL), KV_ERR_CORRUPT);
+        value[18] = LAYOUT_KH; /* the floor's plane cannot have left */
+        assert_int_equal(record_get_block(value, size, &back, NULL), KV_ERR_CORRUPT);
+    }
 }
 
 static void the_chain_binds_everything(void **state) {
@@ -148,6 +205,7 @@ static void the_chain_binds_everything(void **state) {
         assert_memory_not_equal(base.bytes, others[i].bytes, KV_DIGEST_BYTES);
 }
 
-TESTING_MAIN(cmocka_unit_test(keys_sort_by_number), cmocka_unit_test(values_round_trip),
+TESTING_MAIN(cmocka_unit_test(planes_that_left_are_remembered),
+             cmocka_unit_test(keys_sort_by_number), cmocka_unit_test(values_round_trip),
              cmocka_unit_test(longest_name_fits), cmocka_unit_test(damaged_values_are_refused),
              cmocka_unit_test(the_chain_binds_everything))

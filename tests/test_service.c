@@ -274,10 +274,10 @@ static void a_save_that_fails_leaves_the_session_whole(void **state) {
     feed_document(fixture, session, 900);
     session_info(session, &before);
     assert_int_equal(service_save(fixture->service, session, 0, &receipt, &fixture->diag),
-                     KV_ERR_NO_SPACE);
+                     KV_ERR_LIMIT);
     assert_true(receipt.door_bytes == 0);
     assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag),
-                     KV_ERR_NO_SPACE);
+                     KV_ERR_LIMIT);
     assert_ptr_equal(session_find(service_engine(fixture->service), "a"), session);
     session_info(session, &after);
     assert_int_equal(after.blocks_durable, 0);

@@ -50,7 +50,9 @@ static struct found check(struct life *life, int repair) {
 static struct snap_care_report collect(struct life *life, int dry_run) {
     struct snap_care_report report;
     struct kv_diag diag = {""};
-    if (snap_care_collect(life->store, kv_alloc_system(), dry_run, &report, &diag) != KV_OK)
+    const struct snap_care_collect_args args = {
+        .store = life->store, .alloc = kv_alloc_system(), .dry_run = dry_run};
+    if (snap_care_collect(&args, &report, &diag) != KV_OK)
         fail_msg("collect: %s", diag.text);
     return report;
 }
@@ -405,7 +407,8 @@ static int collect_and_move(const char *dir, const struct faulty_io_plan *plan) 
             _exit(1);
         faulty_io_arm(faulty, plan);
         usual.live_percent = 100;
-        if (snap_care_collect(store, kv_alloc_system(), 0, &records, NULL) != KV_OK ||
+        const struct snap_care_collect_args args = {.store = store, .alloc = kv_alloc_system()};
+        if (snap_care_collect(&args, &records, NULL) != KV_OK ||
             store_gc(store, &usual, &space, NULL) != KV_OK || space.removed == 0)
             _exit(2);
         faulty_io_cut_power(faulty);

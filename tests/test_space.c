@@ -97,7 +97,7 @@ static void nothing_to_give_back(void **state) {
         life_say(session, count + 1, 1200, 2, NULL);
         err = try_sleep(&life, session, &diag);
     }
-    assert_int_equal(err, KV_ERR_NO_SPACE);
+    assert_int_equal(err, KV_ERR_LIMIT);
     assert_true(count > 2);
     assert_true(support_store_disk_bytes(dir) <= options.bytes_max + PLANE_BYTES);
     struct kv_digest resident = life_resident(session);

@@ -5,9 +5,10 @@
 # and linked in front of the archives) and running it.
 # Not responsible for: the sound programs, which `make check-twins` has built and which must pass.
 #
-# Arguments: build folder, compile command, libraries. A test without a switch has no twin.
+# Arguments: build folder, compile command, libraries, and as a fourth the tests wanted (all of them
+# when empty). A test without a switch has no twin.
 set -u
-build=$1 compile=$2 libraries=$3
+build=$1 compile=$2 libraries=$3 wanted=${4:-}
 twins=$build/twins
 passed=0 failed=0
 mkdir -p "$twins"
@@ -46,6 +47,7 @@ twin_fails() {
 
 for file in tests/test_*.c tests/sweep.c tests/flips.c; do
     test=$(basename "$file" .c)
+    case " ${wanted:-$test} " in *" $test "*) ;; *) continue ;; esac
     for switch in $(grep -oE '\bBREAK_[A-Z0-9_]+' "$file" | sort -u); do
         built=0
         if twin_fails "$switch" "$test" 2>"$twins/errors"; then

@@ -90,6 +90,8 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_needle(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);

@@ -110,7 +110,9 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
     options.context = &care;
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_store(cmd, options.dry_run, &care.store, diag));
-    KV_TRY(snap_care_collect(care.store, cmd->alloc, options.dry_run, &records, diag));
+    const struct snap_care_collect_args collect = {
+        .store = care.store, .alloc = cmd->alloc, .dry_run = options.dry_run};
+    KV_TRY(snap_care_collect(&collect, &records, diag));
     progress_begin(&care.progress, stderr, cmd->clock, "moving", "bytes");
     err = store_gc(care.store, &options, &space, diag);
     progress_end(&care.progress);

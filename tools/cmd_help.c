@@ -6,6 +6,7 @@
 #include "tools/cmd.h"
 #include "tools/json_text.h"
 
+#include "engine/export.h"
 #include "engine/receipt.h"
 #include "engine/record.h"
 
@@ -68,6 +69,22 @@ static const struct cmd_entry entries[] = {
      "Every extent of every snapshot of NAME, or of all sessions. Reads beside a running\n"
      "writer; needs no model. Exit 4 when anything is not what was written.",
      "  coldplane verify\n  coldplane verify travel --json\n", 0, 1, 0, cmd_verify},
+    {"export", "NAME FILE|-", "one session into one file",
+     "Everything that the newest snapshot of NAME needs, checked while it is read; - is standard\n"
+     "output. The file appears when it is complete and never replaces another. Reads beside a\n"
+     "running writer; needs no model. Not compressed and not encrypted: pipe it through programs\n"
+     "that do. The form is snapshot/EXPORT.md.",
+     "  coldplane export travel travel.cpx\n"
+     "  coldplane export travel - | zstd >travel.cpx.zst\n",
+     2, 2, 0, cmd_export},
+    {"import", "FILE|-", "a session from such a file",
+     "Checks model, counts, digests, scales and token ids of the whole file before anything can "
+     "be\n"
+     "seen; a file that is cut or damaged leaves nothing behind. `coldplane restore` then proves\n"
+     "the session. Exit 3: name taken, other model, newer version. Exit 4: damaged.",
+     "  coldplane import travel.cpx --as oslo\n"
+     "  zstd -dc travel.cpx.zst | coldplane import -\n",
+     1, 1, CONFIG_IMPORT | CONFIG_ENGINE | CONFIG_WRITE, cmd_import},
     {"rm", "NAME", "remove a session and its snapshots",
      "Nothing of it can be restored afterwards.", "  coldplane rm travel\n", 1, 1, CONFIG_WRITE,
      cmd_rm},
@@ -152,10 +169,13 @@ enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag) {
         cJSON_AddNumberToObject(cmd->result, "store_format", STORE_FORMAT_VERSION);
         cJSON_AddNumberToObject(cmd->result, "record_format", RECORD_VERSION);
         cJSON_AddNumberToObject(cmd->result, "image_format", IMAGE_VERSION);
+        cJSON_AddNumberToObject(cmd->result, "export_format", EXPORT_VERSION);
         cJSON_AddNumberToObject(cmd->result, "receipt_schema", RECEIPT_VERSION);
     } else {
-        printf("coldplane " VERSION ": store format %d, records %d, image %d, receipts %d\n",
-               STORE_FORMAT_VERSION, RECORD_VERSION, IMAGE_VERSION, RECEIPT_VERSION);
+        printf("coldplane " VERSION ": store format %d, records %d, image %d, exports %d, "
+               "receipts %d\n",
+               STORE_FORMAT_VERSION, RECORD_VERSION, IMAGE_VERSION, EXPORT_VERSION,
+               RECEIPT_VERSION);
     }
     return KV_OK;
 }

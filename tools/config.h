@@ -37,7 +37,8 @@ enum config_group {
     CONFIG_WRITE = 1 << 9,   /* store-max, write-per-… */
     CONFIG_GC = 1 << 10,     /* dry-run, rate */
     CONFIG_FSCK = 1 << 11,   /* read-data, repair, rebuild-index */
-    CONFIG_SCRUB = 1 << 12   /* rate, restart */
+    CONFIG_SCRUB = 1 << 12,  /* rate, restart */
+    CONFIG_IMPORT = 1 << 13  /* as, any-model */
 };
 
 struct config {
@@ -50,12 +51,12 @@ struct config {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t tokens_max;
-    const char *system, *session, *prompt, *key, *value; /* NULL: not given */
-    uint64_t bench_tokens, bench_bytes;                  /* bench_tokens 0: not given */
-    uint64_t rate_bytes;                                 /* 0: unbounded */
-    uint64_t write_second_bytes, write_day_bytes;        /* 0: unbounded */
+    const char *system, *session, *prompt, *key, *value, *as; /* NULL: not given */
+    uint64_t bench_tokens, bench_bytes;                       /* bench_tokens 0: not given */
+    uint64_t rate_bytes;                                      /* 0: unbounded */
+    uint64_t write_second_bytes, write_day_bytes;             /* 0: unbounded */
     int json, help, show, version, special, build, posix_io;
-    int dry_run, read_data, repair, rebuild_index, restart;
+    int dry_run, read_data, repair, rebuild_index, restart, any_model;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
     uint64_t given, in_file; /* bit per entry of the table: came as a flag, stands in the file */

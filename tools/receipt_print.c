@@ -70,6 +70,7 @@ static void add_proof(cJSON *to, const struct receipt *receipt) {
     add_number(to, "digests_failed", receipt->digests_failed);
     json_text(to, "fingerprint", receipt_proof_name(receipt->fingerprint));
     cJSON_AddNumberToObject(to, "fingerprint_max_diff", (double)receipt->fingerprint_max_diff);
+    cJSON_AddBoolToObject(to, "fingerprint_floor", receipt->fingerprint_floor);
     needles = cJSON_AddObjectToObject(to, "needles");
     add_number(needles, "recorded", receipt->needles_recorded);
     add_number(needles, "asked", receipt->needles_asked);
@@ -117,6 +118,13 @@ cJSON *receipt_print_json(const struct receipt *receipt) {
     for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
         if (receipt->tier_blocks[i] != 0)
             add_number(tiers, layout_tier_name((enum layout_tier)i), receipt->tier_blocks[i]);
+    add_number(to, "degraded_blocks", receipt->degraded_blocks);
+    add_number(to, "mixed_from", receipt->mixed_from);
+    cJSON *given = cJSON_AddObjectToObject(to, "made_room");
+    add_number(given, "lowered_sessions", receipt->lowered_sessions);
+    add_number(given, "removed_snapshots", receipt->removed_snapshots);
+    add_number(given, "removed_sessions", receipt->removed_sessions);
+    add_number(given, "bytes", receipt->given_bytes);
     add_bytes(to, receipt);
     add_proof(to, receipt);
     add_times(to, receipt);
@@ -152,7 +160,8 @@ static void print_times(const struct receipt *receipt, FILE *out) {
 static void print_proof(const struct receipt *receipt, FILE *out) {
     fprintf(out, "  digests              %" PRIu32 " checked, %" PRIu32 " failed\n",
             receipt->digests_checked, receipt->digests_failed);
-    fprintf(out, "  fingerprint          %s", receipt_proof_name(receipt->fingerprint));
+    fprintf(out, "  fingerprint          %s%s", receipt_proof_name(receipt->fingerprint),
+            receipt->fingerprint_floor ? ", at the ladder's floor" : "");
     if (receipt->fingerprint == RECEIPT_TOP_EQUAL || receipt->fingerprint == RECEIPT_DIFFERENT)
         fprintf(out, ", largest difference %.4g", (double)receipt->fingerprint_max_diff);
     fprintf(out,
@@ -160,6 +169,27 @@ static void print_proof(const struct receipt *receipt, FILE *out) {
             " asked, %" PRIu32 " passed\n",
             receipt->needles_recorded, receipt->needles_kept, receipt->needles_asked,
             receipt->needles_passed);
+}
+
+static void print_degraded(const struct receipt *receipt, FILE *out) {
+    if (receipt->degraded_blocks != 0)
+        fprintf(out, "  degraded             %" PRIu32 " blocks have given up planes\n",
+                receipt->degraded_blocks);
+    if (receipt->mixed_from != 0)
+        fprintf(out, "  mixed history        from token %" PRIu64 " on\n", receipt->mixed_from);
+}
+
+/* 1 when something went. */
+static int print_made_room(const struct receipt *receipt, FILE *out) {
+    char size[TEXT_SHORT_BYTES];
+    if (receipt->lowered_sessions + receipt->removed_snapshots + receipt->removed_sessions == 0)
+        return 0;
+    fprintf(out,
+            "%s given up for it: planes of sessions %" PRIu32 " times, %" PRIu32
+            " older snapshots, %" PRIu32 " sessions (`coldplane stats` names them)",
+            text_size(receipt->given_bytes, size), receipt->lowered_sessions,
+            receipt->removed_snapshots, receipt->removed_sessions);
+    return 1;
 }
 
 void receipt_print_table(const struct receipt *receipt, FILE *out) {
@@ -182,7 +212,13 @@ void receipt_print_table(const struct receipt *receipt, FILE *out) {
         if (receipt->tier_blocks[i] != 0)
             fprintf(out, "  %s × %" PRIu32, layout_tier_name((enum layout_tier)i),
                     receipt->tier_blocks[i]);
-    fprintf(out, "\n  slots                %" PRIu32 "\n", receipt->slots);
+    fprintf(out, "\n");
+    print_degraded(receipt, out);
+    if (receipt->lowered_sessions + receipt->removed_snapshots + receipt->removed_sessions != 0)
+        fprintf(out, "  room                 ");
+    if (print_made_room(receipt, out))
+        fprintf(out, "\n");
+    fprintf(out, "  slots                %" PRIu32 "\n", receipt->slots);
     fprintf(out, "  bytes                %s stored, %s raw, image %" PRIu64 " B",
             text_size(sum(receipt->stored_bytes), text), text_size(sum(receipt->raw_bytes), raw),
             receipt->image_bytes);
@@ -204,13 +240,21 @@ void receipt_print_line(const struct receipt *receipt, FILE *out) {
     char size[TEXT_SHORT_BYTES], time[TEXT_SHORT_BYTES];
     text_size(receipt->door_bytes, size);
     text_duration(receipt->wall_ns, time);
-    if (receipt->operation == RECEIPT_RESTORE)
+    if (receipt->operation == RECEIPT_RESTORE) {
         fprintf(out,
                 "woken: %" PRIu64 " tokens reused, %" PRIu64 " prefilled, %s read in %s, "
                 "fingerprint %s, needles %" PRIu32 " of %" PRIu32 " passed\n",
                 receipt->tokens_reused, receipt->tokens_prefilled, size, time,
                 receipt_proof_name(receipt->fingerprint), receipt->needles_passed,
                 receipt->needles_asked);
-    else
-        fprintf(out, "saved: %" PRIu64 " tokens, %s written in %s\n", receipt->tokens, size, time);
+        if (receipt->degraded_blocks != 0)
+            fprintf(out, "degraded: %" PRIu32 " blocks have given up planes to the byte budget\n",
+                    receipt->degraded_blocks);
+    } else {
+        fprintf(out, "saved: %" PRIu64 " tokens, %s written in %s", receipt->tokens, size, time);
+        if (receipt->lowered_sessions + receipt->removed_snapshots + receipt->removed_sessions != 0)
+            fprintf(out, "; ");
+        (void)print_made_room(receipt, out);
+        fprintf(out, "\n");
+    }
 }

@@ -1,0 +1,58 @@
+/* snapshot/snap_lower.h - refinement planes that leave stored blocks.
+ *
+ * Responsible for: taking planes out of block records, their digests left behind so that the block
+ * chain stays what it was; keeping a block whose refinement plane is damaged at a lower tier.
+ * Not responsible for: choosing sessions (snap_retain.h), the space in segments (store/), or proof:
+ * the next wake compares the fingerprint of the ladder's floor.
+ *
+ * Only KL, VR2, VR1 and VX can leave, in the order of the ladder: what its floor needs never does.
+ *
+ * Threads: the one that owns batches.
+ * Units: blocks, bytes; streams are masks of 1u << enum layout_stream.
+ * Errors: NOT_FOUND, CORRUPT, IO, NO_SPACE, NOMEM.
+ */
+#ifndef SNAPSHOT_SNAP_LOWER_H
+#define SNAPSHOT_SNAP_LOWER_H
+
+#include "snapshot/snap_gc.h"
+
+struct snap_lower_sum {
+    uint32_t blocks;
+    uint64_t bytes; /* stored bytes of what left, padded */
+};
+
+/* The streams that must leave with `bad` so that a tier of the ladder remains; 0 when there is none
+ * (a stream of the floor is bad). */
+uint32_t snap_lower_mask(uint32_t bad);
+/* Takes the streams that a block still has out of it, in gc->batch; adds to *sum. */
+enum kv_err snap_lower_block(const struct snap_gc *gc, const struct record_key *key,
+                             uint32_t streams, struct snap_lower_sum *sum, struct kv_diag *diag);
+/* The same for the first `blocks` blocks of a lineage, in batches of their own: a power cut leaves
+ * each block as it was or without the planes. */
+struct snap_lower_args {
+    struct store *store;
+    const struct kv_alloc *alloc;
+    uint64_t lineage;
+    uint32_t blocks, streams;
+};
+enum kv_err snap_lower_lineage(const struct snap_lower_args *args, struct snap_lower_sum *sum_out,
+                               struct kv_diag *diag);
+
+/* Reads every extent of a block record. */
+struct snap_lower_found {
+    uint32_t bad;         /* streams that are not what was put; ids count as META */
+    uint32_t drop;        /* what would have to leave; 0: nothing helps */
+    enum layout_tier top; /* the best tier that is left then */
+    int kept;             /* 1: they have left */
+};
+struct snap_lower_look {
+    struct store *store;
+    const struct kv_alloc *alloc;
+    const uint8_t *key; /* of a block record; another kind is INVALID */
+    size_t key_bytes;
+    int keep; /* 1: what only refines and is bad leaves, in a batch; 0: nothing changes */
+};
+enum kv_err snap_lower_examine(const struct snap_lower_look *look,
+                               struct snap_lower_found *found_out, struct kv_diag *diag);
+
+#endif
