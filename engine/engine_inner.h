@@ -127,6 +127,13 @@ uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv);
 int engine_inner_has_work(const struct session *session);
 /* The request ends: takes back what has no KV, IDLE when nothing is left to do. */
 void engine_inner_end_request(struct session *session);
+void engine_inner_needle_release(struct engine *engine, struct image_needle *needle);
+/* Tokens with KV behind the blocks. While a session that went back is prefilled again these are
+ * fewer than its length alone would say. */
+static inline uint32_t engine_inner_window_tokens(const struct session *session) {
+    uint64_t before = LAYOUT_SINK_TOKENS + (uint64_t)session->block_count * LAYOUT_BLOCK_TOKENS;
+    return session->n_kv > before ? (uint32_t)(session->n_kv - before) : 0;
+}
 /* Where attention finds the session's tokens. */
 struct kvops_seq engine_inner_seq(const struct session *session);
 /* DEVICE: what the device says, in the user's words. */

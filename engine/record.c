@@ -5,6 +5,7 @@
  */
 #include "engine/record.h"
 
+#include "engine/session.h"
 #include "store/base/bytes.h"
 
 #include <assert.h>
@@ -51,11 +52,12 @@ struct record_key record_key_lineage(uint64_t lineage) {
     return key_of_id('l', lineage);
 }
 
-/* Most records can be said in version 1. */
-static struct kv_writer writer_of(uint8_t *out, uint8_t version) {
+/* A reader of version 1 must not take a value for less than it says, so what it does not know is
+ * written as version 2, and nothing else is. */
+static struct kv_writer writer_of(uint8_t *out, int version) {
     struct kv_writer writer;
     kv_writer_init(&writer, out, RECORD_OUT_BYTES);
-    kv_write_u8(&writer, version);
+    kv_write_u8(&writer, (uint8_t)version);
     return writer;
 }
 
@@ -71,17 +73,18 @@ static void put_name_text(struct kv_writer *writer, const char *name) {
 }
 
 uint32_t record_put_name(const struct record_name *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out, record->may_expire ? 2 : 1);
+    uint8_t flags = (uint8_t)((record->may_expire != 0) | (record->pinned != 0) << 1);
+    struct kv_writer writer = writer_of(out, flags != 0 ? 2 : 1);
     kv_write_u64(&writer, record->snapshot);
     kv_write_u64(&writer, record->lineage);
     kv_write_u64(&writer, record->updated_ns);
-    if (record->may_expire)
-        kv_write_u8(&writer, 1);
+    if (flags != 0)
+        kv_write_u8(&writer, flags);
     return size_of(&writer);
 }
 
 uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out, 1);
+    struct kv_writer writer = writer_of(out, record->tag[0] != 0 ? 2 : 1);
     put_name_text(&writer, record->name);
     kv_write_u64(&writer, record->lineage);
     kv_write_u64(&writer, record->parent);
@@ -96,6 +99,8 @@ uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out)
     assert(record->page_count <= IMAGE_PAGES_MAX);
     for (uint32_t i = 0; i < record->page_count; i++)
         kv_write_u64(&writer, record->page_ids[i]);
+    if (record->tag[0] != 0)
+        put_name_text(&writer, record->tag);
     return size_of(&writer);
 }
 
@@ -123,7 +128,7 @@ uint32_t record_put_page(const struct record_page *record, uint8_t *out) {
 }
 
 uint32_t record_put_lineage(const struct record_lineage *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out, 1);
+    struct kv_writer writer = writer_of(out, record->parent != 0 ? 2 : 1);
     kv_write_u64(&writer, record->parent);
     kv_write_u64(&writer, record->cut);
     kv_write_u32(&writer, record->snapshot_count);
@@ -164,10 +169,10 @@ static enum kv_err end(const struct kv_reader *reader, int sound, const char *wh
     return KV_OK;
 }
 
-static void get_name_text(struct kv_reader *reader, char name_out[IMAGE_NAME_BYTES_MAX + 1]) {
+static void get_text(struct kv_reader *reader, size_t bytes_max, char *name_out) {
     uint8_t length = kv_read_u8(reader);
     name_out[0] = 0;
-    if (length == 0 || length > IMAGE_NAME_BYTES_MAX) {
+    if (length == 0 || length > bytes_max) {
         reader->failed = 1;
         return;
     }
@@ -190,9 +195,11 @@ enum kv_err record_get_name(const void *value, size_t size, struct record_name *
     record.snapshot = kv_read_u64(&reader);
     record.lineage = kv_read_u64(&reader);
     record.updated_ns = kv_read_u64(&reader);
-    record.may_expire = is_second(value) ? kv_read_u8(&reader) : 0;
-    int sound =
-        record.snapshot != 0 && record.lineage != 0 && record.may_expire == is_second(value);
+    uint8_t flags = is_second(value) ? kv_read_u8(&reader) : 0;
+    record.may_expire = flags & 1;
+    record.pinned = flags >> 1 & 1;
+    int sound = record.snapshot != 0 && record.lineage != 0 && flags <= 3 &&
+                (flags != 0) == is_second(value);
     err = end(&reader, sound, "name", diag);
     if (err == KV_OK)
         *out = record;
@@ -206,7 +213,7 @@ enum kv_err record_get_snapshot(const void *value, size_t size, struct record_sn
     enum kv_err err = begin(&reader, value, size, "snapshot", diag);
     if (err != KV_OK)
         return err;
-    get_name_text(&reader, record.name);
+    get_text(&reader, IMAGE_NAME_BYTES_MAX, record.name);
     record.lineage = kv_read_u64(&reader);
     record.parent = kv_read_u64(&reader);
     record.block_count = kv_read_u32(&reader);
@@ -221,12 +228,16 @@ enum kv_err record_get_snapshot(const void *value, size_t size, struct record_sn
         memcpy(record.root.bytes, root, KV_DIGEST_BYTES);
     record.sinks_page = kv_read_u64(&reader);
     record.page_count = kv_read_u8(&reader);
-    int sound = !is_second(value) && flags <= 3 && record.page_count <= IMAGE_PAGES_MAX &&
-                record.lineage != 0 && record.n <= IMAGE_TOKENS_MAX && record.n_kv <= record.n &&
+    int sound = flags <= 3 && record.page_count <= IMAGE_PAGES_MAX && record.lineage != 0 &&
+                record.n <= IMAGE_TOKENS_MAX && record.n_kv <= record.n &&
                 record.n - record.n_kv <= 1 &&
                 record.block_count == layout_sealed_blocks(record.n_kv);
     for (uint32_t i = 0; sound && i < record.page_count; i++)
         record.page_ids[i] = kv_read_u64(&reader);
+    if (sound && is_second(value)) {
+        get_text(&reader, RECORD_TAG_BYTES_MAX, record.tag);
+        sound = record.is_explicit;
+    }
     err = end(&reader, sound, "snapshot", diag);
     if (err == KV_OK)
         *out = record;
@@ -297,11 +308,48 @@ enum kv_err record_get_lineage(const void *value, size_t size, struct record_lin
     record.parent = kv_read_u64(&reader);
     record.cut = kv_read_u64(&reader);
     record.snapshot_count = kv_read_u32(&reader);
-    get_name_text(&reader, record.name);
-    err = end(&reader, !is_second(value), "lineage", diag);
+    get_text(&reader, IMAGE_NAME_BYTES_MAX, record.name);
+    int sound = record.cut <= layout_sealed_blocks(IMAGE_TOKENS_MAX) &&
+                (record.parent != 0) == (record.cut != 0) &&
+                (record.parent != 0) == is_second(value);
+    err = end(&reader, sound, "lineage", diag);
     if (err == KV_OK)
         *out = record;
     return err;
+}
+
+enum kv_err record_path_next(struct record_path *path, record_get get, void *context,
+                             struct kv_diag *diag) {
+    assert(path->first > 0);
+    path->end = path->first;
+    do {
+        struct record_lineage record;
+        enum kv_err err = get(context, path->next, &record, diag);
+        if (err != KV_OK)
+            return err;
+        if (path->cut != 0 && record.cut >= path->cut)
+            return kv_diag_set(diag, KV_ERR_CORRUPT,
+                               "lineage %016llx is cut at block %llu, behind one cut at %llu",
+                               (unsigned long long)path->next, (unsigned long long)record.cut,
+                               (unsigned long long)path->cut);
+        path->lineage = path->next;
+        path->next = record.parent;
+        path->cut = record.cut;
+    } while (path->cut >= path->end);
+    path->first = (uint32_t)path->cut;
+    return KV_OK;
+}
+
+enum kv_err record_check_tag(const char *tag, struct kv_diag *diag) {
+    size_t size = strlen(tag);
+    struct kv_diag own = {""};
+    if (size > RECORD_TAG_BYTES_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the tag has %zu bytes: use at most %d", size,
+                           RECORD_TAG_BYTES_MAX);
+    if (strchr(tag, '@') != NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the tag '%s' has an '@': leave it out", tag);
+    enum kv_err err = session_check_name(tag, &own);
+    return err == KV_OK ? KV_OK : kv_diag_set(diag, err, "tag '%.64s': %s", tag, own.text);
 }
 
 struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, uint32_t block,

@@ -1,6 +1,7 @@
 /* engine/record.h - keys and values under which snapshot writes and restore finds.
  *
- * Responsible for: pure encoding and decoding of the four kinds of records; the key order.
+ * Responsible for: pure encoding and decoding of the kinds of records; the key order; whose
+ * block a session reads at which index.
  * Not responsible for: when they are written (snapshot/) or how they are stored (store/).
  *
  *   'n' name                          head of a session: snapshot id, lineage
@@ -10,7 +11,12 @@
  *   'l' lineage (8, BE)               counts of a lineage: so a save touches O(new) records
  *
  * Every value starts with a version byte; a newer one is KV_ERR_VERSION. A value is written in the
- * oldest version that can say it. Ids are random 64-bit numbers that are not in use, never 0.
+ * oldest version that can say it; version 2 says a tag, a pin, a parent, planes that have left, or
+ * that it may expire. Ids are random 64-bit numbers that are not in use, never 0.
+ *
+ * A lineage with a parent and a cut has blocks of its own from the cut on; those below are the
+ * parent's, which owns at least the block before the cut. So cuts fall from a lineage to its
+ * parent, and nobody's path is longer than its blocks.
  *
  * The block chain: chain(-1) = zero; chain(b) = digest of chain(b-1), lineage, block, code id,
  * then kind and digest of every extent of the block in stored order. It binds session, block,
@@ -27,7 +33,8 @@
 #include "store/base/diag.h"
 #include "store/base/digest.h"
 
-enum { RECORD_VERSION = 2, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 256 };
+enum { RECORD_VERSION = 2, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 384 };
+enum { RECORD_TAG_BYTES_MAX = 64 };
 /* Kinds of extents that are not streams: an image; the ids of a block's tokens (u32 each). */
 enum { RECORD_KIND_IMAGE = 16, RECORD_KIND_IDS = 17, RECORD_IDS_BYTES = 4 * LAYOUT_BLOCK_TOKENS };
 enum { RECORD_BLOCK_EXTENTS_MAX = LAYOUT_STREAM_COUNT + 1 };
@@ -49,6 +56,7 @@ struct record_name {
     uint64_t snapshot, lineage;
     uint64_t updated_ns;
     int may_expire; /* its last snapshot may go when the budget is reached; a save takes it away */
+    int pinned;     /* stays on the device, and is not removed, degraded or expired */
 };
 struct record_snapshot {
     char name[IMAGE_NAME_BYTES_MAX + 1];
@@ -61,6 +69,7 @@ struct record_snapshot {
     uint64_t sinks_page; /* page id, 0: none */
     uint32_t page_count;
     uint64_t page_ids[IMAGE_PAGES_MAX];
+    char tag[RECORD_TAG_BYTES_MAX + 1]; /* "" without one; a tagged one is explicit */
 };
 struct record_block {
     uint32_t code_id, layout_id;
@@ -74,8 +83,8 @@ struct record_page {
     uint32_t tokens, references; /* snapshots that use it */
 };
 struct record_lineage {
-    uint64_t parent, cut; /* 0, 0: no parent */
-    uint32_t snapshot_count;
+    uint64_t parent, cut;    /* cut in blocks; 0, 0: no parent */
+    uint32_t snapshot_count; /* of this lineage; lineages cut from it are not counted */
     char name[IMAGE_NAME_BYTES_MAX + 1];
 };
 
@@ -97,6 +106,20 @@ enum kv_err record_get_page(const void *value, size_t size, struct record_page *
                             struct kv_diag *diag);
 enum kv_err record_get_lineage(const void *value, size_t size, struct record_lineage *out,
                                struct kv_diag *diag);
+
+/* Whose blocks a session reads: begin with {.next = lineage, .first = block count}; while `first`
+ * is above 0, record_path_next gives the next range below: blocks [first, end) are of `lineage`.
+ * CORRUPT when cuts do not fall, and what `get` returns. */
+typedef enum kv_err (*record_get)(void *context, uint64_t lineage, struct record_lineage *out,
+                                  struct kv_diag *diag);
+struct record_path {
+    uint64_t lineage, next, cut; /* cut of the last one, 0 before the first */
+    uint32_t first, end;
+};
+enum kv_err record_path_next(struct record_path *path, record_get get, void *context,
+                             struct kv_diag *diag);
+/* INVALID, saying why `tag` cannot be one: 1 to 64 bytes as a session's name has, and no '@'. */
+enum kv_err record_check_tag(const char *tag, struct kv_diag *diag);
 
 /* One link of the block chain. kinds[] are enum layout_stream in stored order. */
 struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, uint32_t block,

@@ -154,7 +154,7 @@ static enum kv_err prepare_seal(struct session *session, struct kv_diag *diag) {
     enum kv_err err;
 
     assert(layout_sealed_blocks(n_kv) <= session->block_count + 1);
-    if (layout_sealed_blocks(n_kv) == session->block_count)
+    if (layout_sealed_blocks(n_kv) <= session->block_count)
         return KV_OK;
     need.allowance = engine_inner_coarsened(session, n_kv);
     err = engine_inner_room(engine, &need, diag);
@@ -202,7 +202,7 @@ struct kvops_seq engine_inner_seq(const struct session *session) {
                               .sinks = session->window.sinks,
                               .sink_tokens = layout_sink_tokens(session->n_kv),
                               .window = session->window.pages,
-                              .window_tokens = layout_window_tokens(session->n_kv)};
+                              .window_tokens = engine_inner_window_tokens(session)};
 }
 
 enum kv_err engine_inner_bad(const struct session *session, const struct forward_seq *seq,

@@ -80,16 +80,19 @@ enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
     return KV_OK;
 }
 
-static void release_needles(struct session *session) {
-    const struct kv_alloc *alloc = session->engine->settings.alloc;
+void engine_inner_needle_release(struct engine *engine, struct image_needle *needle) {
+    const struct kv_alloc *alloc = engine->settings.alloc;
 
-    for (uint32_t i = 0; i < session->needle_count; i++) {
-        kv_alloc_release(alloc, session->needles[i].key);
-        kv_alloc_release(alloc, session->needles[i].ask);
-        kv_alloc_release(alloc, session->needles[i].answer_prefix);
-        kv_alloc_release(alloc, session->needles[i].expect);
-    }
-    kv_alloc_release(alloc, session->needles);
+    kv_alloc_release(alloc, needle->key);
+    kv_alloc_release(alloc, needle->ask);
+    kv_alloc_release(alloc, needle->answer_prefix);
+    kv_alloc_release(alloc, needle->expect);
+}
+
+static void release_needles(struct session *session) {
+    for (uint32_t i = 0; i < session->needle_count; i++)
+        engine_inner_needle_release(session->engine, &session->needles[i]);
+    kv_alloc_release(session->engine->settings.alloc, session->needles);
 }
 
 void engine_inner_session_release(struct session *session) {
@@ -205,7 +208,7 @@ void session_info(const struct session *session, struct session_info *info_out) 
         .n = session->n,
         .n_kv = session->n_kv,
         .blocks = session->block_count,
-        .window_tokens = layout_window_tokens(session->n_kv),
+        .window_tokens = engine_inner_window_tokens(session),
         .sink_tokens = layout_sink_tokens(session->n_kv),
         .slots = session->has_window ? WINDOW_SLOTS : 0,
         .last_used_ns = session->last_used_ns,

@@ -69,8 +69,11 @@ void transfer_planes_arrived(struct session *session, struct block *block, enum 
  * restore/ on the scheduler thread only. */
 struct transfer_durable {
     uint64_t lineage;     /* 0: not assigned yet */
+    uint64_t parent, cut; /* of a lineage that is not recorded yet: blocks below `cut` are shared */
     uint64_t snapshot;    /* head snapshot id, 0: none */
     int head_explicit;    /* the head was asked for by name and stays */
+    int head_kept;        /* the session went back: the next save gives the head a tag */
+    int pinned;           /* not to be put to sleep for others */
     int trim_pending;     /* first batch after a wake deletes blocks beyond block_count */
     uint32_t block_count; /* blocks of this lineage known durable, in order */
     struct kv_digest block_chain;

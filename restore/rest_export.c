@@ -170,7 +170,7 @@ static enum kv_err put_extents(struct exporting *out, enum export_tag tag,
 static enum kv_err put_block(struct exporting *out, uint32_t index) {
     struct rest_plan_block *block = &out->plan.blocks[index];
     const struct export_block head = {.extent_count = block->extent_count, .record = block->record};
-    struct record_key key = record_key_block(out->plan.image.lineage, index);
+    struct record_key key = record_key_block(block->lineage, index);
     uint8_t content[EXPORT_BLOCK_BYTES_MAX];
     char label[32];
     snprintf(label, sizeof label, "block %u", index);
@@ -228,7 +228,7 @@ enum kv_err restore_export(const struct restore_export_args *args,
     struct exporting out = {.args = args, .diag = diag};
     enum kv_err err = KV_OK;
     store_hold(args->store);
-    KV_TRY(rest_plan_image(args->store, args->alloc, args->name, &out.plan, diag));
+    KV_TRY(rest_plan_image(args->store, args->alloc, args->name, 0, &out.plan, diag));
     KV_TRY(rest_plan_records(args->store, &out.plan, diag));
     out.all = expected_bytes(&out.plan);
     err = put_all(&out);

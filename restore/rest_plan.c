@@ -148,16 +148,18 @@ done:
 }
 
 enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
-                            struct rest_plan *plan_out, struct kv_diag *diag) {
+                            uint64_t snapshot, struct rest_plan *plan_out, struct kv_diag *diag) {
     struct record_name head;
     memset(plan_out, 0, sizeof *plan_out);
     plan_out->alloc = alloc;
     enum kv_err err = read_name(store, name, &head, diag);
     if (err != KV_OK)
         return err;
-    plan_out->snapshot = head.snapshot;
+    plan_out->pinned = head.pinned;
+    plan_out->snapshot = snapshot != 0 ? snapshot : head.snapshot;
     err = read_snapshot(store, name, plan_out, diag);
-    if (err == KV_OK && plan_out->image.lineage != head.lineage)
+    if (err == KV_OK && plan_out->snapshot == head.snapshot &&
+        plan_out->image.lineage != head.lineage)
         err = kv_diag_set(diag, KV_ERR_CORRUPT, "the name record points at another lineage");
     if (err != KV_OK)
         kv_diag_prefix(diag, "session %s", name);
@@ -249,12 +251,44 @@ enum kv_err rest_plan_read_block(struct store *store, const struct rest_plan_whe
     return err;
 }
 
+/* A record_get; context is the store. */
+static enum kv_err get_lineage(void *store, uint64_t lineage, struct record_lineage *out,
+                               struct kv_diag *diag) {
+    struct record_key key = record_key_lineage(lineage);
+    struct store_record stored;
+    enum kv_err err = must_exist(store, &key, "the lineage record", &stored, diag);
+    if (err != KV_OK)
+        return err;
+    err = record_get_lineage(stored.value, stored.value_bytes, out, diag);
+    store_record_release(store, &stored);
+    return err;
+}
+
+enum kv_err rest_plan_owner(struct store *store, uint64_t lineage, uint32_t index,
+                            uint64_t *owner_out, struct kv_diag *diag) {
+    struct record_path path = {.next = lineage, .first = index + 1};
+    enum kv_err err = record_path_next(&path, get_lineage, store, diag);
+    *owner_out = path.lineage;
+    return err;
+}
+
+static enum kv_err find_owners(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+    struct record_path path = {.next = plan->image.lineage, .first = plan->image.block_count};
+    while (path.first > 0) {
+        enum kv_err err = record_path_next(&path, get_lineage, store, diag);
+        if (err != KV_OK)
+            return err;
+        for (uint32_t b = path.first; b < path.end; b++)
+            plan->blocks[b].lineage = path.lineage;
+    }
+    return KV_OK;
+}
+
 static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
     const struct image *image = &plan->image;
     /* Every block is written at the top of its ladder, so all of that must be there, or have left
      * in order: then its digest has stayed in the record and the chain is the same. */
     const struct rest_plan_where top = {
-        .lineage = image->lineage,
         .geometry = &image->model.geometry,
         .streams = layout_tier_streams(
             rest_plan_policy(plan)->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4)};
@@ -266,24 +300,28 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
     if (plan->blocks == NULL || plan->image.absent == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the places of %u blocks",
                            image->block_count);
-    for (uint32_t b = 0; b < image->block_count; b++) {
+    enum kv_err err = find_owners(store, plan, diag);
+    for (uint32_t b = 0; err == KV_OK && b < image->block_count; b++) {
         struct rest_plan_block *block = &plan->blocks[b];
         struct rest_plan_where where = top;
         uint8_t kinds[RECORD_BLOCK_EXTENTS_MAX];
         struct kv_digest digests[RECORD_BLOCK_EXTENTS_MAX];
+        where.lineage = block->lineage;
         where.index = b;
-        enum kv_err err = rest_plan_read_block(store, &where, block, diag);
+        err = rest_plan_read_block(store, &where, block, diag);
         if (err != KV_OK)
             return err;
         for (uint32_t i = 0; i < block->extent_count; i++) {
             kinds[i] = block->extents[i].kind;
             digests[i] = block->extents[i].digest;
         }
-        const struct record_key key = record_key_block(image->lineage, b);
+        const struct record_key key = record_key_block(block->lineage, b);
         chain =
             record_chain_block(&chain, &key, &block->record, kinds, digests, block->extent_count);
         plan->image.absent[b] = record_dropped(&block->record);
     }
+    if (err != KV_OK)
+        return err;
 #ifdef BREAK_CHAIN
     return KV_OK;
 #endif
@@ -305,10 +343,10 @@ static enum kv_err read_page(struct store *store, const struct rest_plan *plan,
     KV_TRY(record_get_page(stored.value, stored.value_bytes, &record, diag));
     uint64_t bytes = layout_dense_bytes(&plan->image.model.geometry, page->tokens);
     uint8_t kind = page->first == 0 ? LAYOUT_SINKS : LAYOUT_PAGE;
-    if (record.lineage != plan->image.lineage || record.first != page->first ||
-        record.tokens != page->tokens || stored.extent_count != 1 ||
+    /* Whose page it is says its digest: forks share pages with the lineage that wrote them. */
+    if (record.first != page->first || record.tokens != page->tokens || stored.extent_count != 1 ||
         stored.extents[0].kind != kind || stored.extents[0].raw_bytes != bytes)
-        err = kv_diag_set(diag, KV_ERR_CORRUPT, "its record has another place, length or owner");
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "its record has another place or length");
     else
         err =
             rest_load_check("digest in the index", &page->digest, &stored.extents[0].digest, diag);
@@ -381,12 +419,12 @@ static void add_extent(const struct store_extent *extent, struct restore_plan *p
     plan->stored_bytes += extent->stored_bytes;
 }
 
-enum kv_err restore_plan(const struct restore_source *source, const char *name,
+enum kv_err restore_plan(const struct restore_source *source, const char *name, uint64_t snapshot,
                          struct restore_plan *plan_out, struct kv_diag *diag) {
     struct rest_plan plan = {0};
     struct restore_plan out = {0};
     enum kv_err err = KV_OK;
-    KV_TRY(rest_plan_image(source->store, source->alloc, name, &plan, diag));
+    KV_TRY(rest_plan_image(source->store, source->alloc, name, snapshot, &plan, diag));
     KV_TRY(rest_plan_records(source->store, &plan, diag));
     out.snapshot = plan.snapshot;
     out.n = plan.image.n;
@@ -415,7 +453,7 @@ done:
 enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct image *image_out, struct kv_diag *diag) {
     struct rest_plan plan = {0};
-    enum kv_err err = rest_plan_image(store, alloc, name, &plan, diag);
+    enum kv_err err = rest_plan_image(store, alloc, name, 0, &plan, diag);
     if (err == KV_OK)
         err = rest_plan_records(store, &plan, diag);
     if (err == KV_OK) {

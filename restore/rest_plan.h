@@ -16,6 +16,7 @@
 #include "store/store_read.h"
 
 struct rest_plan_block {
+    uint64_t lineage; /* that owns it: the session's, or one that it was cut from */
     uint32_t extent_count;
     struct store_extent extents[RECORD_BLOCK_EXTENTS_MAX]; /* in stored order, ids first */
     struct record_block record;
@@ -24,6 +25,7 @@ struct rest_plan_block {
 struct rest_plan {
     const struct kv_alloc *alloc;
     uint64_t snapshot;
+    int pinned;
     struct record_snapshot record;
     struct image image;
     struct rest_plan_block *blocks; /* [image.block_count] */
@@ -33,9 +35,10 @@ struct rest_plan {
     uint32_t digests_checked;
 };
 
-/* The image alone: name -> snapshot -> image, root digest checked. Release in every case. */
+/* The image alone: name -> snapshot -> image, root digest checked. Release in every case.
+ * `snapshot` is one of that session's, or 0 for its head. */
 enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
-                            struct rest_plan *plan_out, struct kv_diag *diag);
+                            uint64_t snapshot, struct rest_plan *plan_out, struct kv_diag *diag);
 /* The same of the older snapshot that the record of `newer` names as its parent. */
 enum kv_err rest_plan_older(struct store *store, const struct rest_plan *newer,
                             struct rest_plan *plan_out, struct kv_diag *diag);
@@ -53,6 +56,9 @@ uint32_t rest_plan_degraded(const struct rest_plan *plan);
 const struct store_extent *rest_plan_extent(const struct rest_plan_block *block,
                                             enum layout_stream stream);
 
+/* Which lineage owns block `index` of `lineage`. CORRUPT, VERSION, IO, NOMEM. */
+enum kv_err rest_plan_owner(struct store *store, uint64_t lineage, uint32_t index,
+                            uint64_t *owner_out, struct kv_diag *diag);
 /* One block record, checked against layout: kinds, sizes, position. */
 struct rest_plan_where {
     uint64_t lineage;

@@ -25,7 +25,7 @@ static enum kv_err check_all(struct store *store, const struct rest_plan *plan,
     struct record_key key = record_key_snapshot(plan->snapshot);
     enum kv_err err = check_record(store, &key, stats, diag);
     for (uint32_t b = first_block; err == KV_OK && b < image->block_count; b++) {
-        key = record_key_block(image->lineage, b);
+        key = record_key_block(plan->blocks[b].lineage, b);
         err = check_record(store, &key, stats, diag);
         if (err != KV_OK)
             kv_diag_prefix(diag, "session %s, block %u", image->name, b);
@@ -43,17 +43,21 @@ static enum kv_err check_all(struct store *store, const struct rest_plan *plan,
     return err;
 }
 
-/* Snapshots of one lineage share their first blocks. */
+/* Snapshots share the first blocks that the same lineages own. */
 static uint32_t blocks_done(const struct rest_plan *plan, const struct rest_plan *newer) {
-    uint32_t both = newer->image.block_count < plan->image.block_count ? newer->image.block_count
-                                                                       : plan->image.block_count;
-    return newer->image.lineage == plan->image.lineage ? both : 0;
+    uint32_t b = 0;
+    while (b < newer->image.block_count && b < plan->image.block_count &&
+           newer->blocks[b].lineage == plan->blocks[b].lineage)
+        b++;
+    return b;
 }
 
-static enum kv_err check_snapshot(struct store *store, struct rest_plan *plan, uint32_t first_block,
-                                  struct restore_check *check, struct kv_diag *diag) {
+static enum kv_err check_snapshot(struct store *store, struct rest_plan *plan,
+                                  const struct rest_plan *newer, struct restore_check *check,
+                                  struct kv_diag *diag) {
     struct store_read_stats stats = {0};
     enum kv_err err = rest_plan_records(store, plan, diag);
+    uint32_t first_block = err == KV_OK && newer != NULL ? blocks_done(plan, newer) : 0;
     if (err == KV_OK)
         err = check_all(store, plan, first_block, &stats, diag);
     if (err != KV_OK)
@@ -72,12 +76,12 @@ enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, co
     struct restore_check check = {0};
     enum kv_err err = KV_OK;
     store_hold(store);
-    KV_TRY(rest_plan_image(store, alloc, name, &plan, diag));
-    KV_TRY(check_snapshot(store, &plan, 0, &check, diag));
+    KV_TRY(rest_plan_image(store, alloc, name, 0, &plan, diag));
+    KV_TRY(check_snapshot(store, &plan, NULL, &check, diag));
 #ifndef BREAK_OLDER
     while (plan.record.parent != 0 && check.snapshots < SNAPSHOTS_MAX) {
         KV_TRY(rest_plan_older(store, &plan, &older, diag));
-        err = check_snapshot(store, &older, blocks_done(&older, &plan), &check, diag);
+        err = check_snapshot(store, &older, &plan, &check, diag);
         if (err != KV_OK)
             kv_diag_prefix(diag, "older snapshot %016llx", (unsigned long long)older.snapshot);
         KV_TRY(err);

@@ -56,7 +56,8 @@ static void describe_tiers(struct wake *wake) {
 
 static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
     const struct restore_source *source = wake->source;
-    enum kv_err err = rest_plan_image(source->store, source->alloc, name, &wake->plan, diag);
+    enum kv_err err = rest_plan_image(source->store, source->alloc, name, wake->options->snapshot,
+                                      &wake->plan, diag);
     if (err != KV_OK)
         return err;
     describe(wake);
@@ -102,6 +103,7 @@ static void remember(const struct wake *wake) {
     durable->snapshot = wake->plan.snapshot;
     durable->head_explicit = wake->plan.record.is_explicit;
     durable->trim_pending = 1;
+    durable->pinned = wake->plan.pinned;
     durable->block_count = image->block_count;
     durable->block_chain = image->block_chain;
     durable->root = wake->plan.record.root;
@@ -231,12 +233,14 @@ static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
     uint32_t count = transfer_block_missing(wanted->block, parts);
     uint8_t *stage = NULL;
     engine_model(source->engine, &model);
-    struct rest_plan_where where = {.lineage = wanted->lineage,
-                                    .index = (uint32_t)transfer_block_index(wanted->block),
+    struct rest_plan_where where = {.index = (uint32_t)transfer_block_index(wanted->block),
                                     .geometry = &model.geometry};
     for (uint32_t i = 0; i < count; i++)
         where.streams |= 1u << parts[i].stream;
-    enum kv_err err = rest_plan_read_block(source->store, &where, &record, NULL);
+    enum kv_err err =
+        rest_plan_owner(source->store, wanted->lineage, where.index, &where.lineage, NULL);
+    if (err == KV_OK)
+        err = rest_plan_read_block(source->store, &where, &record, NULL);
     if (err == KV_OK && (where.streams & record_dropped(&record.record)) != 0)
         err = KV_ERR_NOT_FOUND;
     if (err == KV_OK && !transfer_mapped(source->engine))
@@ -291,7 +295,11 @@ void restore_planes_wanted(void *context, struct session *session, struct block 
     struct wanted *wanted = kv_alloc_zeroed(source->alloc, 1, sizeof *wanted);
     enum kv_err err = KV_ERR_NOMEM;
     if (wanted != NULL) {
-        *wanted = (struct wanted){source, block, transfer_durable(session)->lineage};
+        const struct transfer_durable *durable = transfer_durable(session);
+        uint64_t index = transfer_block_index(block);
+        /* A lineage that is not recorded yet has blocks of its own behind its cut only. */
+        *wanted = (struct wanted){source, block,
+                                  index < durable->cut ? durable->parent : durable->lineage};
 #ifdef BREAK_READ_IN_STEP
         bring_planes(wanted);
         return;

@@ -30,22 +30,25 @@ struct restore_source {
 /* 0 from the callback cancels: the shadow is freed. */
 typedef int (*restore_progress)(void *context, uint64_t bytes_done, uint64_t bytes_all);
 struct restore_options {
-    int skip_needles; /* only the fingerprint; the receipt says so */
+    int skip_needles;  /* only the fingerprint; the receipt says so */
+    uint64_t snapshot; /* one of the session's older ones, 0: its head. What was woken from an older
+                          one cannot be saved: its head stands elsewhere */
     restore_progress progress;
     void *progress_context;
 };
 
-/* What a wake of `name` needs, from records and image alone. */
+/* What a wake of `name` (of its head with `snapshot` 0) needs, from records and image alone. */
 struct restore_plan {
     uint64_t snapshot, n, n_kv;
     uint32_t blocks, pages, slots;
     uint32_t tier_blocks[16];
     uint64_t raw_bytes, stored_bytes;
 };
-enum kv_err restore_plan(const struct restore_source *source, const char *name,
+enum kv_err restore_plan(const struct restore_source *source, const char *name, uint64_t snapshot,
                          struct restore_plan *plan_out, struct kv_diag *diag);
 
-/* Wakes the head snapshot of `name`. The receipt is filled on success and on failure. */
+/* Wakes the snapshot of `name` that the options say. The receipt is filled on success and on
+ * failure. */
 enum kv_err restore_wake(const struct restore_source *source, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);

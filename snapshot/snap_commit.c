@@ -1,7 +1,8 @@
 /* snapshot/snap_commit.c - what stands in the batches of blocks and saves.
  *
  * Responsible for: the records and extents of each batch, in agreement with these invariants
- * (1 to 5 stand in store/store.c):
+ * (1 to 5 stand in store/store.c, 9 in snap_lower.c, 10 in snap_retain.c, 11
+ * in snap_remove.c):
  *
  *   6. A snapshot never refers to an extent without a record: its pages and image are put in the
  *      batch that adds it, every block it counts was committed before, and a page or block record
@@ -11,14 +12,20 @@
  *   8. Sealed blocks are recorded under the session's open lineage by the write-through batch
  *      itself and count as live; the first batch after a wake deletes block records of that
  *      lineage beyond every snapshot's count, so that a block never survives from a life of the
- *      session that was not saved.
+ *      session that was not saved. (No fork's cut lies there: it was the count of a head, and
+ *      heads of an open lineage only grow.)
+ *  12. A lineage is cut where committed blocks end, from the lineage that owns the last of them: a
+ *      session that went back is saved under a new lineage, never over the blocks of the old one.
+ *  13. A head that is left behind, by going back, gets its tag in the batch that moves the head.
  *
  * Not responsible for: which records die (snap_gc.c), order between batches (snap_spill.c).
  */
 #include "snapshot/snap_commit.h"
 
 #include "snapshot/snap_gc.h"
+#include "snapshot/snap_path.h"
 #include "snapshot/snap_room.h"
+#include "snapshot/snap_tree.h"
 #include "store/base/bytes.h"
 
 #include <assert.h>
@@ -56,17 +63,17 @@ static enum kv_err trim(const struct snap_gc *gc, const struct snap_line *line,
     return snap_gc_trim(gc, &args, diag);
 }
 
-static enum kv_err put_lineage(struct store_batch *batch, const struct snap_line *line,
-                               uint32_t snapshot_count, struct kv_diag *diag) {
-    struct record_lineage record = {.snapshot_count = snapshot_count};
-    uint8_t value[RECORD_OUT_BYTES];
+static struct record_lineage new_lineage(const struct snap_line *line) {
+    struct record_lineage record = {.parent = line->parent, .cut = line->cut};
     memcpy(record.name, line->name, sizeof record.name);
-#ifdef BREAK_COUNT
-    record.snapshot_count += snapshot_count != 0;
-#endif
-    struct record_key key = record_key_lineage(line->lineage);
-    uint32_t size = record_put_lineage(&record, value);
-    return put_record(batch, &key, value, size, diag);
+    return record;
+}
+
+static enum kv_err put_lineage(struct store_batch *batch, uint64_t lineage,
+                               const struct record_lineage *record, struct kv_diag *diag) {
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_key key = record_key_lineage(lineage);
+    return put_record(batch, &key, value, record_put_lineage(record, value), diag);
 }
 
 /* --- blocks */
@@ -105,8 +112,10 @@ static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
     enum kv_err err = copy_parts(engine, item, &copy, diag);
     if (err == KV_OK && line->trim && line->pending == 0)
         err = trim(gc, line, diag);
-    if (err == KV_OK && !line->recorded && line->pending == 0)
-        err = put_lineage(gc->batch, line, 0, diag);
+    if (err == KV_OK && !line->recorded && line->pending == 0) {
+        const struct record_lineage record = new_lineage(line);
+        err = put_lineage(gc->batch, line->lineage, &record, diag);
+    }
     if (err != KV_OK) {
         transfer_host_put(engine, copy);
         return err;
@@ -313,6 +322,9 @@ struct save {
     uint64_t id;
     uint64_t parent; /* the newest older snapshot that stays */
     int replaces;    /* the head before goes in this batch */
+    int keeps;       /* the head before gets a tag in this batch */
+    int pinned;
+    struct record_snapshot kept; /* with its tag */
     uint8_t *image_bytes;
     size_t image_size;
     uint64_t reused_tokens;
@@ -340,6 +352,7 @@ static enum kv_err check_head(struct save *save) {
     enum kv_err err = snap_gc_name(save->snapshot->store, save->line->name, &head, save->diag);
     if (err != KV_OK && err != KV_ERR_NOT_FOUND)
         return err;
+    save->pinned = head.pinned;
 #ifdef BREAK_HEAD
     return KV_OK;
 #endif
@@ -358,23 +371,34 @@ static enum kv_err check_head(struct save *save) {
                        save->line->name);
 }
 
+/* Invariant 13: the head that is left behind, as it stands from this batch on. */
+static enum kv_err keep_head(struct save *save, const struct record_snapshot *head) {
+    save->kept = *head;
+    save->kept.is_explicit = 1;
+    save->keeps = 1;
+    if (head->tag[0] != 0)
+        return KV_OK;
+    return snap_tree_kept_tag(save->snapshot->store, save->line->name, save->kept.tag, save->diag);
+}
+
 static enum kv_err read_lineage(struct save *save) {
     const struct transfer_durable *before = &save->ticket->before;
     struct record_snapshot head;
-    if (before->snapshot == 0)
-        return KV_OK;
-    enum kv_err err = snap_gc_snapshot(save->snapshot->store, before->snapshot, &head, save->diag);
-    if (err != KV_OK)
-        return err;
-    save->replaces = !before->head_explicit;
-    save->parent = save->replaces ? head.parent : before->snapshot;
-    struct record_key key = record_key_lineage(save->line->lineage);
-    struct store_record stored;
-    err = store_get(save->snapshot->store, key.bytes, key.size, &stored, save->diag);
-    if (err != KV_OK)
-        return err;
-    err = record_get_lineage(stored.value, stored.value_bytes, &save->lineage, save->diag);
-    store_record_release(save->snapshot->store, &stored);
+    enum kv_err err = KV_OK;
+    save->lineage = new_lineage(save->line);
+    if (before->snapshot != 0) {
+        err = snap_gc_snapshot(save->snapshot->store, before->snapshot, &head, save->diag);
+        if (err != KV_OK)
+            return err;
+        save->replaces = !before->head_explicit && !before->head_kept;
+        save->parent = save->replaces ? head.parent : before->snapshot;
+    }
+#ifndef BREAK_KEEP_HEAD
+    if (before->head_kept)
+        err = keep_head(save, &head);
+#endif
+    if (err == KV_OK && save->line->recorded)
+        err = snap_path_get(save->snapshot->store, save->line->lineage, &save->lineage, save->diag);
     return err;
 }
 
@@ -478,6 +502,7 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
                                      .sinks_page = image->sinks.page_id,
                                      .page_count = image->page_count};
     memcpy(record.name, image->name, sizeof record.name);
+    memcpy(record.tag, save->ticket->tag, sizeof record.tag);
     for (uint32_t i = 0; i < image->page_count; i++)
         record.page_ids[i] = image->pages[i].page_id;
     const struct iovec piece = {save->image_bytes, save->image_size};
@@ -493,15 +518,28 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
     enum kv_err err = store_batch_put(save->gc.batch, &put, save->diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {
-        .snapshot = save->id, .lineage = image->lineage, .updated_ns = image->created_ns};
+    const struct record_name head = {.snapshot = save->id,
+                                     .lineage = image->lineage,
+                                     .updated_ns = image->created_ns,
+                                     .pinned = save->pinned};
     key = record_key_name(image->name);
     uint32_t size = record_put_name(&head, value);
     err = put_record(save->gc.batch, &key, value, size, save->diag);
     if (err != KV_OK)
         return err;
-    return put_lineage(save->gc.batch, save->line,
-                       save->lineage.snapshot_count + (save->replaces ? 0 : 1), save->diag);
+    struct record_lineage lineage = save->lineage;
+    lineage.snapshot_count += !save->replaces;
+#ifdef BREAK_COUNT
+    lineage.snapshot_count++;
+#endif
+    return put_lineage(save->gc.batch, image->lineage, &lineage, save->diag);
+}
+
+static enum kv_err put_kept(struct save *save) {
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_key key = record_key_snapshot(save->ticket->before.snapshot);
+    uint32_t size = record_put_snapshot(&save->kept, value);
+    return store_batch_update(save->gc.batch, key.bytes, key.size, value, size, save->diag);
 }
 
 static enum kv_err fill_batch(struct save *save, const struct kv_digest *root) {
@@ -514,6 +552,8 @@ static enum kv_err fill_batch(struct save *save, const struct kv_digest *root) {
         KV_TRY(put_page(save, &frozen->pages[i], &frozen->image.pages[i], LAYOUT_PAGE));
     if (save->replaces)
         KV_TRY(drop_head(save));
+    if (save->keeps)
+        KV_TRY(put_kept(save));
     KV_TRY(put_snapshot(save, root));
 done:
     return err;
@@ -550,6 +590,7 @@ static void finish_save(struct save *save, const struct kv_digest *root) {
     after->lineage = image->lineage;
     after->snapshot = save->id;
     after->head_explicit = ticket->options.is_explicit;
+    after->head_kept = 0;
     after->trim_pending = 0;
     after->root = *root;
     after->sinks = image->sinks;

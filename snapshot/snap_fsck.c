@@ -40,8 +40,8 @@ static void on_broken(void *context, const char *name, const struct record_key *
                       const char *text) {
     struct check *check = context;
     check->broken = 1;
-    say(check, record->size != 0 && record->bytes[0] == 's' ? "snapshot" : "name", name, 0, "%s",
-        text);
+    char kind = record->size != 0 ? (char)record->bytes[0] : 'n';
+    say(check, kind == 's' ? "snapshot" : kind == 'l' ? "lineage" : "name", name, 0, "%s", text);
 }
 
 static enum kv_err mend(struct check *check, const struct record_key *key, const uint8_t *value,
@@ -101,10 +101,10 @@ static enum kv_err check_page(struct check *check, const struct snap_map_use *us
     return mend(check, &key, value, record_put_page(&page, value));
 }
 
-static enum kv_err check_blocks(struct check *check, const struct snap_map_use *use,
+static enum kv_err check_blocks(struct check *check, const struct snap_map_use *use, uint32_t first,
                                 uint32_t blocks) {
     const char *name = check->map.names[use->name].text;
-    for (uint32_t b = 0; b < blocks; b++) {
+    for (uint32_t b = first; b < blocks; b++) {
         struct record_key key = record_key_block(use->id, b);
         struct store_record stored;
         struct record_block block;
@@ -132,7 +132,10 @@ static enum kv_err check_lineage(struct check *check, const struct snap_map_use 
     const char *name = check->map.names[use->name].text;
     struct record_key key = record_key_lineage(use->id);
     struct store_record stored;
-    struct record_lineage lineage;
+    struct record_lineage lineage = {.cut = 0};
+    size_t direct = 0;
+    for (size_t i = 0; i < count; i++)
+        direct += use[i].direct != 0;
     enum kv_err err = need(check, &key, name, "lineage", &stored);
     if (err == KV_OK) {
         err = record_get_lineage(stored.value, stored.value_bytes, &lineage, NULL);
@@ -140,17 +143,17 @@ static enum kv_err check_lineage(struct check *check, const struct snap_map_use 
         if (err != KV_OK) {
             say(check, "lineage", name, 0, "its lineage has a value that means nothing");
             err = KV_OK;
-        } else if (lineage.snapshot_count != count) {
+        } else if (lineage.snapshot_count != direct) {
             say(check, "lineage-count", name, 1, "its lineage counts %u snapshots, there are %zu",
-                lineage.snapshot_count, count);
+                lineage.snapshot_count, direct);
             uint8_t value[RECORD_OUT_BYTES];
-            lineage.snapshot_count = (uint32_t)count;
+            lineage.snapshot_count = (uint32_t)direct;
             err = mend(check, &key, value, record_put_lineage(&lineage, value));
         }
     }
     if (err != KV_OK && err != KV_ERR_NOT_FOUND)
         return err;
-    return check_blocks(check, use, snap_map_blocks(&check->map, use->id));
+    return check_blocks(check, use, (uint32_t)lineage.cut, snap_map_blocks(&check->map, use->id));
 }
 
 static enum kv_err check_uses(struct check *check) {

@@ -41,8 +41,9 @@ enum kv_err snap_gc_page_uses(const struct snap_gc *gc, uint64_t page, int chang
                               struct kv_diag *diag);
 /* Deletes one lineage's blocks and its record, in a batch of their own. No batch is open. */
 enum kv_err snap_gc_drop_lineage(struct snap_gc *gc, uint64_t lineage, struct kv_diag *diag);
-/* Deletes lineages that no snapshot ever used: what a program wrote through and never saved. For a
- * store that nobody else writes to; one without room keeps them until there is some. */
+/* Deletes lineages that neither a snapshot nor another lineage uses: what a program wrote through
+ * and never saved. For a store that nobody else writes to; one without room keeps them until there
+ * is some. */
 enum kv_err snap_gc_unsaved(struct store *store, const struct kv_alloc *alloc,
                             struct kv_diag *diag);
 

@@ -116,7 +116,8 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
         return KV_OK;
     }
     uint64_t lineage = durable->lineage;
-    if (lineage == 0) {
+    int is_new = lineage == 0;
+    if (is_new) {
         enum kv_err err = snap_line_fresh_id(lines->store, record_key_lineage, &lineage, diag);
         if (err != KV_OK)
             return err;
@@ -135,9 +136,11 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
     fresh->holds = 1;
     fresh->block_count = durable->block_count;
     fresh->chain = durable->block_chain;
-    fresh->trim = durable->trim_pending;
+    fresh->parent = durable->parent;
+    fresh->cut = durable->cut;
+    fresh->trim = durable->trim_pending && !is_new;
     fresh->head = durable->snapshot;
-    fresh->recorded = durable->snapshot != 0;
+    fresh->recorded = durable->snapshot != 0 && !is_new;
     fresh->next = lines->first;
     lines->first = fresh;
     durable->lineage = lineage;

@@ -28,7 +28,8 @@ struct snap_line {
     struct snap_line *next;
     char name[IMAGE_NAME_BYTES_MAX + 1];
     uint64_t lineage;
-    uint32_t holds; /* the list's and one for each item under way */
+    uint64_t parent, cut; /* of a lineage that is not recorded yet */
+    uint32_t holds;       /* the list's and one for each item under way */
     int saving;
     int refusing; /* a block was not taken or not written: later ones wait for a re-queue */
     int overflow; /* refusing only because the queue was full */

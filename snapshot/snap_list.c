@@ -6,6 +6,8 @@
 #include "snapshot/snapshot.h"
 
 #include "snapshot/snap_gc.h"
+#include "snapshot/snap_path.h"
+#include "snapshot/snap_tree.h"
 
 #include <string.h>
 
@@ -21,19 +23,30 @@ static enum kv_err add_record(struct store *store, const struct record_key *key,
     return KV_OK;
 }
 
-static void add_block(struct store *store, const struct record_key *key,
+static void add_block(struct store *store, const struct record_key *key, int shared,
                       struct snapshot_entry *entry) {
     struct store_record stored;
     struct record_block record;
     if (store_get(store, key->bytes, key->size, &stored, NULL) != KV_OK)
         return;
-    for (uint32_t i = 0; i < stored.extent_count; i++)
+    for (uint32_t i = 0; i < stored.extent_count; i++) {
         entry->stored_bytes += stored.extents[i].stored_bytes;
+        entry->shared_bytes += shared ? stored.extents[i].stored_bytes : 0;
+    }
     if (record_get_block(stored.value, stored.value_bytes, &record, NULL) == KV_OK) {
         entry->lowered_blocks += record.dropped_count != 0;
         entry->dropped |= record_dropped(&record);
     }
     store_record_release(store, &stored);
+}
+
+static void count_blocks(struct store *store, struct snapshot_entry *entry) {
+    struct record_path path = {.next = entry->head.lineage, .first = entry->head.block_count};
+    while (path.first > 0 && record_path_next(&path, snap_path_get, store, NULL) == KV_OK)
+        for (uint32_t b = path.first; b < path.end; b++) {
+            struct record_key key = record_key_block(path.lineage, b);
+            add_block(store, &key, path.lineage != entry->head.lineage, entry);
+        }
 }
 
 /* Damage is the business of verify: a session with a missing record is still listed. */
@@ -48,22 +61,33 @@ static void count_bytes(struct store *store, struct snapshot_entry *entry) {
         key = record_key_page(entry->head.sinks_page);
         (void)add_record(store, &key, &entry->stored_bytes, NULL);
     }
-    for (uint32_t b = 0; b < entry->head.block_count; b++) {
-        key = record_key_block(entry->head.lineage, b);
-        add_block(store, &key, entry);
-    }
+    count_blocks(store, entry);
 }
 
-static void count_snapshots(struct store *store, struct snapshot_entry *entry) {
-    struct record_key key = record_key_lineage(entry->head.lineage);
-    struct store_record stored;
+static int count_snapshot(void *context, uint64_t snapshot, const struct record_snapshot *record) {
+    struct snapshot_entry *entry = context;
+    (void)snapshot;
+    entry->snapshot_count++;
+    entry->tag_count += record->tag[0] != 0;
+    return 1;
+}
+
+/* Going back and forth inside one session is no descent: the first other name counts. */
+static void find_parent(struct store *store, struct snapshot_entry *entry) {
+    uint64_t lineage = entry->head.lineage;
     struct record_lineage record;
-    entry->snapshot_count = 1;
-    if (store_get(store, key.bytes, key.size, &stored, NULL) != KV_OK)
+    if (snap_path_get(store, lineage, &record, NULL) != KV_OK)
         return;
-    if (record_get_lineage(stored.value, stored.value_bytes, &record, NULL) == KV_OK)
-        entry->snapshot_count = record.snapshot_count;
-    store_record_release(store, &stored);
+    for (uint64_t cut = UINT64_MAX; record.parent != 0 && record.cut < cut;) {
+        cut = record.cut;
+        if (snap_path_get(store, record.parent, &record, NULL) != KV_OK)
+            return;
+        if (strcmp(record.name, entry->head.name) == 0)
+            continue;
+        memcpy(entry->parent, record.name, sizeof entry->parent);
+        entry->cut = cut;
+        return;
+    }
 }
 
 enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
@@ -84,8 +108,11 @@ enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, con
         return err;
     entry.snapshot = record.snapshot;
     entry.may_expire = record.may_expire;
+    entry.pinned = record.pinned;
+    entry.used_ns = record.updated_ns;
     count_bytes(store, &entry);
-    count_snapshots(store, &entry);
+    (void)snap_tree_walk(store, name, count_snapshot, &entry, NULL);
+    find_parent(store, &entry);
     *entry_out = entry;
     return KV_OK;
 }

@@ -6,6 +6,7 @@
 #include "snapshot/snap_map.h"
 
 #include "snapshot/snap_gc.h"
+#include "snapshot/snap_path.h"
 #include "store/base/bytes.h"
 
 #include <stdlib.h>
@@ -32,23 +33,47 @@ static enum kv_err add_use(struct making *making, struct snap_map_use use) {
     return KV_OK;
 }
 
-static enum kv_err add_snapshot(struct making *making, uint64_t id, uint32_t name,
-                                const struct record_snapshot *record) {
-    enum kv_err err = add_use(making, (struct snap_map_use){'s', id, name, 0});
-    if (err == KV_OK)
-        err =
-            add_use(making, (struct snap_map_use){'l', record->lineage, name, record->block_count});
-    for (uint32_t i = 0; err == KV_OK && i < record->page_count; i++)
-        err = add_use(making, (struct snap_map_use){'p', record->page_ids[i], name, 0});
-    if (err == KV_OK && record->sinks_page != 0)
-        err = add_use(making, (struct snap_map_use){'p', record->sinks_page, name, 0});
-    return err;
-}
-
 static void tell(struct making *making, const char *name, const struct record_key *key,
                  const char *text) {
     if (making->broken != NULL)
         making->broken(making->context, name, key, text);
+}
+
+/* The snapshot's lineage, and those whose blocks it reads. */
+static enum kv_err add_lineages(struct making *making, uint32_t name,
+                                const struct record_snapshot *record) {
+    struct record_path path = {.next = record->lineage, .first = record->block_count};
+    enum kv_err err =
+        add_use(making, (struct snap_map_use){'l', record->lineage, name, record->block_count, 1});
+#ifdef BREAK_MAP_KIN
+    return err;
+#endif
+    while (err == KV_OK && path.first > 0) {
+        struct kv_diag own = {""};
+        struct record_key key = record_key_lineage(path.next);
+        err = record_path_next(&path, snap_path_get, making->store, &own);
+        if (err == KV_ERR_IO || err == KV_ERR_NOMEM)
+            return kv_diag_set(making->diag, err, "%s", own.text);
+        if (err != KV_OK) {
+            tell(making, making->map->names[name].text, &key, own.text);
+            return KV_OK;
+        }
+        if (path.lineage != record->lineage)
+            err = add_use(making, (struct snap_map_use){'l', path.lineage, name, path.end, 0});
+    }
+    return err;
+}
+
+static enum kv_err add_snapshot(struct making *making, uint64_t id, uint32_t name,
+                                const struct record_snapshot *record) {
+    enum kv_err err = add_use(making, (struct snap_map_use){'s', id, name, 0, 0});
+    if (err == KV_OK)
+        err = add_lineages(making, name, record);
+    for (uint32_t i = 0; err == KV_OK && i < record->page_count; i++)
+        err = add_use(making, (struct snap_map_use){'p', record->page_ids[i], name, 0, 0});
+    if (err == KV_OK && record->sinks_page != 0)
+        err = add_use(making, (struct snap_map_use){'p', record->sinks_page, name, 0, 0});
+    return err;
 }
 
 static enum kv_err follow(struct making *making, uint32_t name, uint64_t snapshot) {
@@ -91,6 +116,7 @@ static enum kv_err add_name(struct making *making, const struct store_record *st
     name.snapshot = record.snapshot;
     name.updated_ns = record.updated_ns;
     name.may_expire = record.may_expire;
+    name.pinned = record.pinned;
     if (!kv_alloc_grow(map->alloc, &names, &map->name_capacity, map->name_count + 1,
                        sizeof *map->names))
         return kv_diag_set(making->diag, KV_ERR_NOMEM, "no memory for the names of sessions");

@@ -19,11 +19,13 @@ struct snap_map_use {
     uint64_t id;
     uint32_t name;   /* index into names */
     uint32_t blocks; /* of an 'l' use: blocks that the snapshot counts */
+    int direct;      /* of an 'l' use: the snapshot's own lineage, not one that it was cut from */
 };
 struct snap_map_name {
     char text[IMAGE_NAME_BYTES_MAX + 1];
     uint64_t lineage; /* open */
     uint64_t snapshot, updated_ns;
+    int pinned;
     int may_expire;
 };
 struct snap_map {
@@ -46,7 +48,7 @@ void snap_map_release(struct snap_map *map);
 /* The first use of (kind, id) and how many follow; NULL with 0. */
 const struct snap_map_use *snap_map_find(const struct snap_map *map, uint8_t kind, uint64_t id,
                                          size_t *count_out);
-/* Largest number of blocks that a snapshot of this lineage counts. */
+/* Largest number of blocks of this lineage that a snapshot reads. */
 uint32_t snap_map_blocks(const struct snap_map *map, uint64_t lineage);
 
 /* Kind, id and block of a key; 0 when it is not one of a session's. */

@@ -13,6 +13,7 @@
 
 #include "snapshot/snap_lower.h"
 #include "snapshot/snap_map.h"
+#include "snapshot/snap_remove.h"
 #include "snapshot/snap_room.h"
 #include "snapshot/snapshot.h"
 #include "store/base/bytes.h"
@@ -44,6 +45,8 @@ struct retaining {
 
 static int is_busy(const struct retaining *retaining, uint32_t name) {
     const struct snap_retain_args *args = retaining->args;
+    if (retaining->map.names[name].pinned)
+        return 1;
     return args->is_busy != NULL &&
            args->is_busy(args->context, retaining->map.names[name].text) != 0;
 }
@@ -165,11 +168,10 @@ static enum kv_err lower_next(struct retaining *retaining, int *done_out) {
 
 /* --- snapshots */
 
-/* An older snapshot and the one that points at it. */
 struct older {
     uint32_t name;
-    uint64_t id, newer_id;
-    struct record_snapshot record, newer;
+    uint64_t id;
+    struct record_snapshot record;
 };
 
 #ifndef BREAK_LAST_SNAPSHOT
@@ -182,6 +184,8 @@ static enum kv_err find_oldest(struct retaining *retaining, struct older *oldest
     struct store *store = retaining->args->store;
     memset(oldest_out, 0, sizeof *oldest_out);
     for (uint32_t i = 0; i < retaining->map.name_count; i++) {
+        if (retaining->map.names[i].pinned)
+            continue;
         struct older at = {.name = i, .id = retaining->map.names[i].snapshot};
         for (int place = 0; at.id != 0 && place < CHAIN_MAX; place++) {
             struct kv_diag own = {""};
@@ -190,148 +194,44 @@ static enum kv_err find_oldest(struct retaining *retaining, struct older *oldest
                 return kv_diag_set(retaining->diag, err, "%s", own.text);
             if (err != KV_OK)
                 break;
-            if (place >= OLDEST_FROM &&
+            if (place >= OLDEST_FROM && at.record.tag[0] == 0 &&
                 (oldest_out->id == 0 || at.record.created_ns < oldest_out->record.created_ns))
                 *oldest_out = at;
-            at.newer = at.record;
-            at.newer_id = at.id;
             at.id = at.record.parent;
         }
     }
     return KV_OK;
 }
 
-/* Blocks that another snapshot of the lineage counts; *others_out says how many there are. */
-static uint32_t blocks_of_others(const struct snap_map *map, const struct record_snapshot *record,
-                                 uint32_t name, size_t *others_out) {
-    size_t uses = 0;
-    uint32_t keep = 0;
-    int skipped = 0;
-    const struct snap_map_use *use = snap_map_find(map, 'l', record->lineage, &uses);
-    *others_out = 0;
-    for (size_t i = 0; i < uses; i++) {
-        if (!skipped && use[i].name == name && use[i].blocks == record->block_count) {
-            skipped = 1;
-            continue;
-        }
-        keep = use[i].blocks > keep ? use[i].blocks : keep;
-        ++*others_out;
-    }
-    return keep;
-}
+struct telling {
+    struct retaining *retaining;
+    struct snap_retain_action *action;
+};
 
-static int is_open_lineage(const struct retaining *retaining, uint64_t lineage) {
-    for (size_t i = 0; i < retaining->map.name_count; i++)
-        if (retaining->map.names[i].lineage == lineage)
-            return 1;
-    return 0;
-}
-
-static uint64_t stored_of(struct store *store, const struct record_key *key) {
-    struct store_record record;
-    uint64_t bytes = 0;
-    if (store_get(store, key->bytes, key->size, &record, NULL) != KV_OK)
-        return 0;
-    for (uint32_t i = 0; i < record.extent_count; i++)
-        bytes += kv_round_up(record.extents[i].stored_bytes, STORE_PAGE_BYTES);
-    store_record_release(store, &record);
-    return bytes;
-}
-
-/* One page less used; its bytes count when nobody else uses it. */
-static enum kv_err drop_page(struct retaining *retaining, const struct snap_gc *gc, uint64_t page,
-                             uint64_t *bytes) {
-    size_t uses = 0;
-    const struct record_key key = record_key_page(page);
-    if (page == 0)
-        return KV_OK;
-    (void)snap_map_find(&retaining->map, 'p', page, &uses);
-    if (uses <= 1)
-        *bytes += stored_of(gc->store, &key);
-    return snap_gc_page_uses(gc, page, -1, retaining->diag);
-}
-
-static enum kv_err put_count(const struct snap_gc *gc, uint64_t lineage, uint32_t snapshots,
-                             struct kv_diag *diag) {
-    const struct record_key key = record_key_lineage(lineage);
-    struct store_record stored;
-    struct record_lineage record;
-    uint8_t value[RECORD_OUT_BYTES];
-    enum kv_err err = store_get(gc->store, key.bytes, key.size, &stored, diag);
-    if (err != KV_OK)
-        return err;
-    err = record_get_lineage(stored.value, stored.value_bytes, &record, diag);
-    store_record_release(gc->store, &stored);
-    if (err != KV_OK)
-        return err;
-    record.snapshot_count = snapshots;
-    uint32_t size = record_put_lineage(&record, value);
-    return store_batch_update(gc->batch, key.bytes, key.size, value, size, diag);
-}
-
-static enum kv_err drop_lineage_uses(struct retaining *retaining, const struct snap_gc *gc,
-                                     const struct older *older, uint64_t *bytes) {
-    size_t others = 0;
-    uint64_t lineage = older->record.lineage;
-    uint32_t keep = blocks_of_others(&retaining->map, &older->record, older->name, &others);
-    enum kv_err err = KV_OK;
-    if (others != 0 || is_open_lineage(retaining, lineage)) {
-        err = put_count(gc, lineage, (uint32_t)others, retaining->diag);
-    } else {
-        const struct record_key key = record_key_lineage(lineage);
-        err = store_batch_delete(gc->batch, key.bytes, key.size, retaining->diag);
-    }
-    /* A busy session may have written blocks that no snapshot counts yet. */
-    if (err != KV_OK || is_busy(retaining, older->name))
-        return err;
-    for (uint32_t b = keep; b < older->record.block_count; b++) {
-        const struct record_key key = record_key_block(lineage, b);
-        *bytes += stored_of(gc->store, &key);
-    }
-    return snap_gc_blocks_from(gc, lineage, keep, retaining->diag);
-}
-
-static enum kv_err fill_removal(struct retaining *retaining, const struct snap_gc *gc,
-                                const struct older *older, struct snap_retain_action *action) {
-    struct record_snapshot newer = older->newer;
-    const struct record_key key = record_key_snapshot(older->id);
-    const struct record_key newer_key = record_key_snapshot(older->newer_id);
-    uint8_t value[RECORD_OUT_BYTES];
-    enum kv_err err = KV_OK;
-    action->bytes = stored_of(gc->store, &key);
-    KV_TRY(store_batch_delete(gc->batch, key.bytes, key.size, retaining->diag));
-    newer.parent = older->record.parent;
-    uint32_t size = record_put_snapshot(&newer, value);
-    KV_TRY(store_batch_update(gc->batch, newer_key.bytes, newer_key.size, value, size,
-                              retaining->diag));
-    KV_TRY(drop_page(retaining, gc, older->record.sinks_page, &action->bytes));
-    for (uint32_t i = 0; i < older->record.page_count; i++)
-        KV_TRY(drop_page(retaining, gc, older->record.page_ids[i], &action->bytes));
-    KV_TRY(drop_lineage_uses(retaining, gc, older, &action->bytes));
-    KV_TRY(snap_retain_add(gc->store, gc->batch, action, retaining->diag));
-done:
-    return err;
+static enum kv_err tell_along(void *context, struct store_batch *batch, uint64_t bytes,
+                              struct kv_diag *diag) {
+    const struct telling *telling = context;
+    telling->action->bytes = bytes;
+    return snap_retain_add(telling->retaining->args->store, batch, telling->action, diag);
 }
 
 static enum kv_err remove_oldest(struct retaining *retaining, int *done_out) {
-    struct snap_gc gc = {.store = retaining->args->store, .alloc = retaining->args->alloc};
     struct older older;
     enum kv_err err = find_oldest(retaining, &older);
     if (err != KV_OK || older.id == 0)
         return err;
     struct snap_retain_action action = action_of(retaining, SNAP_RETAIN_SNAPSHOT, older.name);
+    struct telling telling = {retaining, &action};
     action.tokens = older.record.n;
     action.blocks = older.record.block_count;
-    err = store_batch_begin_removal(gc.store, &gc.batch, retaining->diag);
-    if (err != KV_OK)
-        return err;
-    store_batch_cause(gc.batch, STORE_CAUSE_REMOVAL);
-    err = fill_removal(retaining, &gc, &older, &action);
-    if (err != KV_OK) {
-        store_batch_abandon(gc.batch);
-        return err;
-    }
-    err = store_batch_commit(gc.batch, NULL, retaining->diag);
+    const struct snap_remove_args args = {.store = retaining->args->store,
+                                          .alloc = retaining->args->alloc,
+                                          .name = retaining->map.names[older.name].text,
+                                          .snapshot = older.id,
+                                          .is_busy = is_busy(retaining, older.name),
+                                          .also = tell_along,
+                                          .context = &telling};
+    err = snap_remove_one(&args, retaining->diag);
     if (err != KV_OK)
         return err;
     count(retaining, &action);

@@ -8,8 +8,8 @@
  * The order: sessions that `expire` named, whole, the longest unused first. Then, with may_degrade
  * only: the planes of the ladder (KL, then VR2, then VR1), each from the longest unused session to
  * the latest before the next plane is touched; then snapshots that are no session's newest, the
- * oldest first. The newest snapshot of a session never goes unless `expire` named it. Sessions that
- * are busy (resident) keep planes and newest snapshot.
+ * oldest first; tagged ones stay. The newest snapshot of a session never goes unless `expire` named
+ * it. Sessions that are busy (resident) keep planes and newest snapshot; pinned ones keep all.
  *
  * Threads: the one that owns batches, with none open.
  * Units: bytes, nanoseconds of wall time.

@@ -7,8 +7,11 @@
 #include "snapshot/snapshot.h"
 
 #include "engine/needle.h"
+#include "snapshot/snap_gc.h"
+#include "snapshot/snap_path.h"
 #include "snapshot/snap_retain.h"
 #include "snapshot/snap_spill.h"
+#include "snapshot/snap_tree.h"
 
 #include <string.h>
 
@@ -107,6 +110,26 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
     return KV_OK;
 }
 
+static enum kv_err take_tag(struct snapshot *snapshot, struct snapshot_ticket *ticket,
+                            const char *name, const char *tag, struct kv_diag *diag) {
+    const struct snap_tree_place place = {name, tag};
+    struct kv_diag own = {""};
+    uint64_t found = 0;
+    enum kv_err err = record_check_tag(tag, diag);
+    if (err != KV_OK)
+        return err;
+    err = snap_tree_find(snapshot->store, &place, &found, NULL, &own);
+    if (err == KV_OK)
+        return kv_diag_set(diag, KV_ERR_EXISTS,
+                           "session %s has a tag %s already: take another, or `coldplane rm %s@%s`",
+                           name, tag, name, tag);
+    if (err != KV_ERR_NOT_FOUND)
+        return kv_diag_set(diag, err, "%s", own.text);
+    copy_text(ticket->tag, sizeof ticket->tag, tag);
+    ticket->options.is_explicit = 1;
+    return KV_OK;
+}
+
 /* Everything that the thread has said so far reaches blocks and sessions. */
 static void settle(struct snapshot *snapshot) {
     snap_spill_apply(snapshot);
@@ -134,6 +157,9 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to save session %s", info.name);
     ticket->owner = snapshot;
     ticket->options = *options;
+    ticket->options.tag = NULL;
+    if (options->tag != NULL)
+        KV_TRY(take_tag(snapshot, ticket, info.name, options->tag, diag));
     ticket->operation = options->asleep ? RECEIPT_SLEEP : RECEIPT_SAVE;
     ticket->begun_ns = begun;
     ticket->receipt.stage_ns[RECEIPT_PLAN] = now(snapshot) - begun;
@@ -274,6 +300,61 @@ enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
                           const struct snapshot_options *options, struct receipt *receipt_out,
                           struct kv_diag *diag) {
     return save(snapshot, session, options, receipt_out, diag);
+}
+
+/* What a page of the head holds must never stand for other tokens at its place. */
+static void forget_pages(struct transfer_durable *durable, uint64_t pages_end, uint64_t sinks_end) {
+    uint32_t kept = 0;
+#ifdef BREAK_STALE_PAGE
+    return;
+#endif
+    for (uint32_t i = 0; i < durable->page_count; i++)
+        if (durable->pages[i].first + durable->pages[i].tokens <= pages_end)
+            durable->pages[kept++] = durable->pages[i];
+    durable->page_count = kept;
+    if (durable->sinks.tokens > sinks_end)
+        durable->sinks.page_id = 0;
+}
+
+enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, uint64_t n,
+                            struct kv_diag *diag) {
+    struct transfer_durable *durable = transfer_durable(session);
+    struct session_info info;
+    struct record_snapshot head;
+    struct snap_line *line = NULL;
+    struct transfer_durable after = *durable;
+    enum kv_err err = KV_OK;
+    snapshot_drain(snapshot);
+    settle(snapshot);
+    session_info(session, &info);
+    if (durable->snapshot == 0)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session %s is not saved yet: save it first",
+                           info.name);
+    KV_TRY(snap_gc_snapshot(snapshot->store, durable->snapshot, &head, diag));
+    if (head.n != info.n || head.n_kv != info.n_kv)
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "session %s has %llu tokens and %llu of them are saved: save it first",
+                           info.name, (unsigned long long)info.n, (unsigned long long)head.n);
+    uint64_t pending = n > 0 ? n - 1 : 0;
+    uint32_t keep = layout_sealed_blocks(pending) == info.blocks
+                        ? info.blocks
+                        : (uint32_t)layout_sealed_blocks(n);
+    /* Everything that can fail comes before the session changes. */
+    KV_TRY(snap_path_owner(snapshot->store, head.lineage, keep, &after.parent, diag));
+    KV_TRY(snap_path_chain(snapshot->store, head.lineage, keep, &after.block_chain, diag));
+    KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
+    KV_TRY(session_rewind(session, n, diag));
+    snap_line_forget(&snapshot->lines, line);
+    after.cut = keep;
+    after.lineage = 0;
+    after.block_count = keep;
+    after.head_kept = 1;
+    after.trim_pending = 0;
+    session_info(session, &info);
+    forget_pages(&after, keep == durable->block_count ? info.n_kv : 0, info.n_kv);
+    *durable = after;
+done:
+    return err;
 }
 
 enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,

@@ -24,6 +24,7 @@ struct snapshot_ticket {
     struct transfer_frozen frozen;
     struct transfer_durable before, after;
     struct snapshot_options options;
+    char tag[RECORD_TAG_BYTES_MAX + 1];
     enum receipt_operation operation;
     struct receipt receipt; /* filled as work is done; begun at begun_ns */
     uint64_t begun_ns;

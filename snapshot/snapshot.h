@@ -60,6 +60,7 @@ struct snapshot_options {
     int is_explicit; /* stays when later turns are saved */
     int ask;         /* ask needles with and without their hole, and record the results */
     int asleep;      /* mark it as written for sleep (snapshot_sleep sets it) */
+    const char *tag; /* NULL: none; a tagged snapshot is explicit. Copied. EXISTS, INVALID */
 };
 /* Freezes now, commits in the background. The ticket is owned by the caller until
  * snapshot_finish. */
@@ -79,6 +80,11 @@ enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
 /* Saves with needles asked, then drops the session from the device. On error it stays resident. */
 enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
                            struct receipt *receipt_out, struct kv_diag *diag);
+/* Goes back to the first `n` tokens (session_rewind): a new lineage that shares the blocks which
+ * stay, and a head that stays under a tag once the next save moves it. The session must be saved as
+ * it is: BUSY otherwise. What is to be prefilled again is stepped by the caller. CORRUPT, IO. */
+enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, uint64_t n,
+                            struct kv_diag *diag);
 /* Waits until nothing is queued. */
 void snapshot_drain(struct snapshot *snapshot);
 
@@ -87,17 +93,24 @@ struct snapshot_entry {
     struct record_snapshot head;
     uint64_t snapshot;
     uint64_t stored_bytes; /* extents of the head snapshot, shared ones included */
-    uint32_t snapshot_count;
+    uint64_t shared_bytes; /* of them, blocks that belong to the lineages it was cut from */
+    uint32_t snapshot_count, tag_count;
     uint32_t lowered_blocks; /* that have given up planes */
     uint32_t dropped;        /* these planes, by mask */
     int may_expire;          /* `expire` has named it */
+    int pinned;
+    uint64_t used_ns;                      /* when its head last moved */
+    char parent[IMAGE_NAME_BYTES_MAX + 1]; /* whose lineage it was cut from, as that was called
+                                              then; "" when from nobody else's */
+    uint64_t cut;                          /* the block at which its own ones begin */
 };
 typedef int (*snapshot_each)(void *context, const struct snapshot_entry *entry); /* 0 stops */
 enum kv_err snapshot_list(struct store *store, const struct kv_alloc *alloc, snapshot_each each,
                           void *context, struct kv_diag *diag);
 enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct snapshot_entry *entry_out, struct kv_diag *diag);
-/* Deletes the name, its snapshots, blocks and pages in one batch. NOT_FOUND. */
+/* Deletes the name, its snapshots and what no other session shares of their blocks and pages, in
+ * one batch. NOT_FOUND, BUSY (pinned). */
 enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, const char *name,
                             struct kv_diag *diag);
 

@@ -56,16 +56,20 @@ static void values_round_trip(void **state) {
     assert_int_equal(snapshot_back.asleep, 0);
     assert_memory_equal(snapshot_back.root.bytes, snapshot.root.bytes, KV_DIGEST_BYTES);
 
-    struct record_name name = {1, 2, 3, 0}, name_back;
+    struct record_name name = {.snapshot = 1, .lineage = 2, .updated_ns = 3}, name_back;
     size = record_put_name(&name, value);
     assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
-    assert_memory_equal(&name, &name_back, sizeof name);
+    assert_int_equal(name_back.snapshot, 1);
+    assert_int_equal(name_back.lineage, 2);
+    assert_int_equal(name_back.updated_ns, 3);
+    assert_int_equal(name_back.pinned, 0);
     assert_int_equal(value[0], 1); /* as programs before version 2 can read it */
     name.may_expire = 1;
     size = record_put_name(&name, value);
     assert_int_equal(value[0], 2);
     assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
     assert_int_equal(name_back.may_expire, 1);
+    assert_int_equal(name_back.pinned, 0);
 
     struct record_block block = {.code_id = 1, .layout_id = 1, .first_position = 64 + 256};
     struct record_block block_back;
@@ -87,6 +91,93 @@ static void values_round_trip(void **state) {
     assert_int_equal(lineage_back.snapshot_count, 3);
 }
 
+/* What version 1 cannot say is version 2, and only that: an older program reads what it can. */
+static void versions_say_what_is_needed(void **state) {
+    (void)state;
+    struct record_snapshot snapshot = example_snapshot(), back;
+    struct record_name name = {.snapshot = 1, .lineage = 2, .updated_ns = 3, .pinned = 1};
+    struct record_name name_back;
+    struct record_lineage lineage = {5, 2, 1, "chat"}, lineage_back;
+    uint8_t value[RECORD_OUT_BYTES] = {0};
+    record_put_snapshot(&snapshot, value);
+    assert_int_equal(value[0], 1);
+    snapshot.is_explicit = 1;
+    memcpy(snapshot.tag, "draft", 6);
+    uint32_t size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(value[0], 2);
+    assert_int_equal(record_get_snapshot(value, size, &back, NULL), KV_OK);
+    assert_string_equal(back.tag, "draft");
+    snapshot.is_explicit = 0; /* a tag alone keeps nothing */
+    size = record_put_snapshot(&snapshot, value);
+    assert_int_equal(record_get_snapshot(value, size, &back, NULL), KV_ERR_CORRUPT);
+    size = record_put_name(&name, value);
+    assert_int_equal(value[0], 2);
+    assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
+    assert_int_equal(name_back.pinned, 1);
+    assert_int_equal(name_back.may_expire, 0);
+    size = record_put_lineage(&lineage, value);
+    assert_int_equal(value[0], 2);
+    assert_int_equal(record_get_lineage(value, size, &lineage_back, NULL), KV_OK);
+    assert_int_equal(lineage_back.parent, 5);
+    assert_int_equal(lineage_back.cut, 2);
+    lineage.cut = 0;
+    size = record_put_lineage(&lineage, value);
+    assert_int_equal(record_get_lineage(value, size, &lineage_back, NULL), KV_ERR_CORRUPT);
+    const struct record_page page = {4, 320, 64, 2};
+    struct record_page page_back;
+    size = record_put_page(&page, value);
+    value[0] = 2;
+    assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_ERR_CORRUPT);
+}
+
+/* Lineage 9 is cut at block 7 from 8, that at 3 from 7, which has no parent. */
+static enum kv_err three_lineages(void *context, uint64_t lineage, struct record_lineage *out,
+                                  struct kv_diag *diag) {
+    const uint64_t *cuts = context;
+    (void)diag;
+    *out =
+        (struct record_lineage){.parent = lineage > 7 ? lineage - 1 : 0, .cut = cuts[lineage - 7]};
+    return KV_OK;
+}
+
+static void paths_go_down(void **state) {
+    (void)state;
+    uint64_t cuts[] = {0, 3, 7};
+    struct record_path path = {.next = 9, .first = 10};
+    const uint64_t expected[][3] = {{9, 7, 10}, {8, 3, 7}, {7, 0, 3}};
+    for (int i = 0; i < 3; i++) {
+        assert_true(path.first > 0);
+        assert_int_equal(record_path_next(&path, three_lineages, cuts, NULL), KV_OK);
+        assert_int_equal(path.lineage, expected[i][0]);
+        assert_int_equal(path.first, expected[i][1]);
+        assert_int_equal(path.end, expected[i][2]);
+    }
+    assert_int_equal(path.first, 0);
+    /* A session that has not grown since it was cut, and one that reads less than the cut. */
+    path = (struct record_path){.next = 9, .first = 2};
+    assert_int_equal(record_path_next(&path, three_lineages, cuts, NULL), KV_OK);
+    assert_int_equal(path.lineage, 7);
+    assert_int_equal(path.first, 0);
+    cuts[1] = 7; /* cuts that do not fall could go round for ever */
+    path = (struct record_path){.next = 9, .first = 5};
+    assert_int_equal(record_path_next(&path, three_lineages, cuts, NULL), KV_ERR_CORRUPT);
+}
+
+static void tags_have_rules(void **state) {
+    (void)state;
+    struct kv_diag diag = {""};
+    char text[80];
+    memset(text, 'a', sizeof text);
+    text[RECORD_TAG_BYTES_MAX] = 0;
+    assert_int_equal(record_check_tag(text, &diag), KV_OK);
+    text[RECORD_TAG_BYTES_MAX] = 'a';
+    text[RECORD_TAG_BYTES_MAX + 1] = 0;
+    assert_int_equal(record_check_tag(text, &diag), KV_ERR_INVALID);
+    assert_int_equal(record_check_tag("a@b", &diag), KV_ERR_INVALID);
+    assert_int_equal(record_check_tag("", &diag), KV_ERR_INVALID);
+    assert_int_equal(record_check_tag("a/b", &diag), KV_ERR_INVALID);
+}
+
 static void longest_name_fits(void **state) {
     (void)state;
     struct record_snapshot snapshot = example_snapshot(), back;
@@ -94,6 +185,8 @@ static void longest_name_fits(void **state) {
     memset(snapshot.name, 'x', IMAGE_NAME_BYTES_MAX);
     snapshot.name[IMAGE_NAME_BYTES_MAX] = 0;
     snapshot.page_count = IMAGE_PAGES_MAX;
+    snapshot.is_explicit = 1;
+    memset(snapshot.tag, 'y', RECORD_TAG_BYTES_MAX);
     uint32_t size = record_put_snapshot(&snapshot, value);
     assert_int_equal(record_get_snapshot(value, size, &back, NULL), KV_OK);
     assert_int_equal(strlen(back.name), IMAGE_NAME_BYTES_MAX);
@@ -127,7 +220,7 @@ static void damaged_values_are_refused(void **state) {
     struct record_page page = {4, 320, 65, 2}, page_back;
     size = record_put_page(&page, value);
     assert_int_equal(record_get_page(value, size, &page_back, &diag), KV_ERR_CORRUPT);
-    struct record_name name = {0, 2, 3, 0}, name_back;
+    struct record_name name = {.lineage = 2, .updated_ns = 3}, name_back;
     size = record_put_name(&name, value);
     assert_int_equal(record_get_name(value, size, &name_back, &diag), KV_ERR_CORRUPT);
     value[0] = 9;
@@ -207,5 +300,7 @@ static void the_chain_binds_everything(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(planes_that_left_are_remembered),
              cmocka_unit_test(keys_sort_by_number), cmocka_unit_test(values_round_trip),
-             cmocka_unit_test(longest_name_fits), cmocka_unit_test(damaged_values_are_refused),
+             cmocka_unit_test(longest_name_fits), cmocka_unit_test(versions_say_what_is_needed),
+             cmocka_unit_test(paths_go_down), cmocka_unit_test(tags_have_rules),
+             cmocka_unit_test(damaged_values_are_refused),
              cmocka_unit_test(the_chain_binds_everything))

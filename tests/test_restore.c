@@ -547,7 +547,7 @@ static void too_few_slots_say_need_and_have(void **state) {
     struct restore_plan plan;
     struct kv_diag diag = {""};
     open_fixture(&f);
-    assert_int_equal(restore_plan(&f.life.source, "chat", &plan, &diag), KV_OK);
+    assert_int_equal(restore_plan(&f.life.source, "chat", 0, &plan, &diag), KV_OK);
     struct receipt receipt;
     life_wake(&f.life, "chat", &receipt);
     assert_int_equal(plan.slots, receipt.slots);

@@ -143,6 +143,8 @@ static struct session *least_recently_used(struct service *service, const struct
     for (uint32_t i = 0; (session = session_at(service->engine, i)) != NULL; i++) {
         struct session_info info;
         session_info(session, &info);
+        if (transfer_durable(session)->pinned)
+            continue;
 #ifdef BREAK_LEAST_RECENT
         info.last_used_ns = UINT64_MAX - 1 - info.last_used_ns;
 #endif
@@ -356,7 +358,8 @@ enum kv_err service_wake(struct service *service, const char *name,
     memset(receipt_out, 0, sizeof *receipt_out);
     if (session_find(service->engine, name) != NULL)
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
-    enum kv_err err = restore_plan(&service->source, name, &plan, diag);
+    enum kv_err err =
+        restore_plan(&service->source, name, options != NULL ? options->snapshot : 0, &plan, diag);
     if (err == KV_OK)
         err = service_make_room(service, plan.slots, NULL, diag);
     if (err != KV_OK) {
