@@ -5,6 +5,7 @@
  */
 #include "snapshot/snap_care.h"
 
+#include "snapshot/snap_gc.h"
 #include "snapshot/snap_map.h"
 #include "snapshot/snap_spill.h"
 #include "store/store_batch.h"
@@ -13,7 +14,7 @@
 #include <string.h>
 
 /* Deletions per batch. */
-enum { BATCH_OPS = 4096 };
+enum { BATCH_OPS = 4096, CHAIN_MAX = 1 << 20 };
 
 struct collecting {
     const struct snap_care_collect_args *args;
@@ -179,4 +180,63 @@ uint32_t snap_care_owners_of(const struct snap_care_owners *owners, const void *
         each(context, map->names[last].text);
     }
     return told;
+}
+
+/* --- what is left */
+
+static int uses_record(const struct record_snapshot *record, uint64_t id, const uint8_t *key,
+                       uint64_t record_id, uint32_t block) {
+    int uses = 0;
+    switch (key[0]) {
+    case 's':
+        return id == record_id;
+    case 'b':
+        return record->lineage == record_id && block < record->block_count;
+    case 'l':
+        return record->lineage == record_id;
+    default:
+        uses = record->sinks_page == record_id;
+        for (uint32_t i = 0; i < record->page_count; i++)
+            uses |= record->page_ids[i] == record_id;
+        return uses;
+    }
+}
+
+struct surviving {
+    struct store *store;
+    const uint8_t *key;
+    uint64_t id;
+    uint32_t block;
+    snap_care_survivor each;
+    void *context;
+    enum kv_err err;
+};
+
+static void follow_survivors(void *context, const char *session) {
+    struct surviving *surviving = context;
+    struct record_name name;
+    enum kv_err err = snap_gc_name(surviving->store, session, &name, NULL);
+    uint64_t at = err == KV_OK ? name.snapshot : 0;
+    for (int i = 0; at != 0 && i < CHAIN_MAX; i++) {
+        struct record_snapshot record;
+        err = snap_gc_snapshot(surviving->store, at, &record, NULL);
+        if (err == KV_ERR_IO || err == KV_ERR_NOMEM)
+            surviving->err = err;
+        if (err != KV_OK)
+            return;
+        if (!uses_record(&record, at, surviving->key, surviving->id, surviving->block))
+            surviving->each(surviving->context, session, &record);
+        at = record.parent;
+    }
+}
+
+enum kv_err snap_care_survivors(const struct snap_care_owners *owners, struct store *store,
+                                const uint8_t *key, size_t key_bytes, snap_care_survivor each,
+                                void *context) {
+    struct surviving surviving = {.store = store, .key = key, .each = each, .context = context};
+    uint8_t kind = 0;
+    if (!snap_map_key(key, key_bytes, &kind, &surviving.id, &surviving.block))
+        return KV_OK;
+    (void)snap_care_owners_of(owners, key, key_bytes, follow_survivors, &surviving);
+    return surviving.err;
 }

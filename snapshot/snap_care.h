@@ -63,4 +63,13 @@ typedef void (*snap_care_owner)(void *context, const char *session);
 uint32_t snap_care_owners_of(const struct snap_care_owners *owners, const void *key,
                              size_t key_bytes, snap_care_owner each, void *context);
 
+/* Snapshots, of the sessions that use the record, which do not use it themselves: what is left when
+ * it is lost. IO, NOMEM; a chain that breaks ends there. */
+struct record_snapshot;
+typedef void (*snap_care_survivor)(void *context, const char *session,
+                                   const struct record_snapshot *record);
+enum kv_err snap_care_survivors(const struct snap_care_owners *owners, struct store *store,
+                                const uint8_t *key, size_t key_bytes, snap_care_survivor each,
+                                void *context);
+
 #endif

@@ -233,10 +233,13 @@ static int is_resident(void *context, const char *name) {
     return session_find(snapshot->engine, name) != NULL;
 }
 
-/* What the save may write at most. */
+/* What the save may take of the budget at most, with what the store keeps back for the growth of
+ * its index and for removals. */
 static uint64_t need_of(struct snapshot *snapshot, struct session *session) {
+    const uint64_t kept_back = (uint64_t)1 << 20;
     struct snapshot_plan plan;
-    return snapshot_plan_save(snapshot, session, &plan, NULL) == KV_OK ? plan.bytes_max : 0;
+    enum kv_err err = snapshot_plan_save(snapshot, session, &plan, NULL);
+    return kept_back + (err == KV_OK ? plan.bytes_max : 0);
 }
 
 /* The queue is empty, so batches are this thread's; 1 when another try is worth it. */

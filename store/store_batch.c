@@ -69,7 +69,7 @@ static enum kv_err check_budget(struct store_batch *batch, uint64_t extent_bytes
         return kv_diag_set(
             diag, KV_ERR_NO_SPACE,
             "the store's byte budget of %llu has %llu left and the batch needs %llu: "
-            "raise the budget (what is removed gives no room back yet)",
+            "remove something and run gc, or raise the budget",
             (unsigned long long)batch->store->options.bytes_max, (unsigned long long)have,
             (unsigned long long)need);
     if (room_out != NULL)

@@ -50,7 +50,8 @@ struct fsck {
     struct index_copy copy;
     struct store_batch *batch;
     uint64_t all_bytes, live_bytes;
-    uint64_t holes; /* batches that are missing: then the index may know better */
+    uint64_t holes;       /* batches that are missing: then the index may know better */
+    uint64_t own_records; /* of the index: the store's, which stats do not count */
 };
 
 const char *store_fsck_name(enum store_fsck_kind kind) {
@@ -378,6 +379,8 @@ static enum kv_err compare(struct fsck *fsck, size_t *at) {
     }
     const struct said *one = *at < fsck->said_count && order == 0 ? &fsck->said[(*at)++] : NULL;
     fsck->report->records++;
+    fsck->own_records += key_bytes >= STORE_GONE_OWN_BYTES &&
+                         memcmp(key, STORE_GONE_OWN_PREFIX, STORE_GONE_OWN_BYTES) == 0;
     if (fmt_entry_decode(key, key_bytes, fsck->copy.total_bytes, &entry) != KV_OK) {
         fsck->report->index_wrong = 1;
         say(fsck, (struct about){STORE_FSCK_ENTRY, key, key_bytes},
@@ -434,6 +437,8 @@ static enum kv_err walk(struct fsck *fsck) {
             (unsigned long long)state->record_count, (unsigned long long)state->live_bytes,
             (unsigned long long)fsck->report->records, (unsigned long long)fsck->live_bytes);
     }
+    /* As store_stats counts: without the store's own. */
+    fsck->report->records -= fsck->own_records;
     return KV_OK;
 }
 

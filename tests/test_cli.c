@@ -180,7 +180,7 @@ static void stored_sessions_are_listed_shown_and_verified(void **state) {
     assert_true(cli_number(cli, "sessions.0.stored_bytes") > 4096);
     cli_call(cli, "verify", "short", NULL);
     cli_good(cli);
-    assert_non_null(strstr(cli->out, "1 sessions verified"));
+    assert_non_null(strstr(cli->out, "1 session verified"));
     cli_call(cli, "stats", "--json", NULL);
     cli_good(cli);
     assert_true(cli_number(cli, "live_bytes") > 0);

@@ -3,6 +3,9 @@
  * Responsible for: exit codes, JSON and text of these commands, a damaged index in the program.
  * Not responsible for: what gc, fsck and scrub do inside (test_store_gc.c, test_store_fsck.c).
  */
+#include "engine/record.h"
+#include "snapshot/snapshot.h"
+#include "store/store.h"
 #include "tests/support_cli.h"
 #include "tests/support_store.h"
 
@@ -98,6 +101,144 @@ static void fsck_and_scrub_name_the_session(void **state) {
     cli_good(cli);
 }
 
+/* The place of a stream of the newest block of `name`. */
+static struct store_extent plane_of(struct cli *cli, const char *name, uint8_t kind) {
+    struct store_options options = store_options_usual(cli->store, "test");
+    struct store *store = NULL;
+    struct snapshot_entry entry;
+    struct store_record record;
+    struct store_extent found = {.id = 0};
+    options.read_only = 1;
+    assert_int_equal(store_open(&options, &store, NULL), KV_OK);
+    assert_int_equal(snapshot_find(store, kv_alloc_system(), name, &entry, NULL), KV_OK);
+    assert_true(entry.head.block_count > 0);
+    struct record_key key = record_key_block(entry.head.lineage, entry.head.block_count - 1);
+    assert_int_equal(store_get(store, key.bytes, key.size, &record, NULL), KV_OK);
+    for (uint32_t i = 0; i < record.extent_count; i++)
+        if (record.extents[i].kind == kind)
+            found = record.extents[i];
+    store_record_release(store, &record);
+    store_close(store);
+    assert_true(found.stored_bytes != 0);
+    return found;
+}
+
+static void flip(struct cli *cli, const struct store_extent *extent) {
+    char segment[32];
+    snprintf(segment, sizeof segment, "seg/%08u.seg", extent->segment);
+    support_store_flip(cli->store, segment, extent->off + extent->stored_bytes / 2, 4);
+}
+
+/* A plane that only refines: the wake and scrub name the remedy, the remedy keeps the session. */
+static void a_refinement_plane_is_given_up(void **state) {
+    struct cli *cli = *state;
+    make_sessions(cli);
+    struct store_extent extent = plane_of(cli, "travel", LAYOUT_VR2);
+    flip(cli, &extent);
+    cli_call(cli, "restore", "travel", NULL);
+    assert_int_equal(cli->code, 4);
+    assert_non_null(strstr(cli->err, "scrub --keep-lower"));
+    cli_call(cli, "scrub", "--restart", NULL);
+    assert_int_equal(cli->code, 4);
+    assert_non_null(strstr(cli->out, "session travel"));
+    assert_non_null(strstr(cli->out, "--keep-lower keeps the session at K6V3"));
+    cli_call(cli, "scrub", "--restart", "--keep-lower", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "kept_lower") == 1);
+    cli_call(cli, "scrub", "--restart", NULL);
+    cli_good(cli);
+    cli_call(cli, "restore", "travel", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "receipt.degraded_blocks") == 1);
+    assert_true(cJSON_IsTrue(cli_member(cli, "receipt.fingerprint_floor")));
+    assert_string_equal(cli_text(cli, "receipt.fingerprint"), "bits-equal");
+    assert_true(cli_number(cli, "receipt.mixed_from") > 0);
+    cli_call(cli, "restore", "travel", NULL);
+    assert_non_null(strstr(cli->out, "degraded"));
+    assert_non_null(strstr(cli->out, "at the ladder's floor"));
+    cli_call(cli, "run", "travel", "--prompt", "and now?", "-n", "4", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "receipt.mixed_from") > 0);
+    cli_call(cli, "show", "travel", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "gave up KL VR2"));
+    assert_non_null(strstr(cli->out, "mixed history from token"));
+    cli_call(cli, "ls", NULL);
+    assert_non_null(strstr(cli->out, "gave up KL VR2 of 1 of"));
+    /* A plane that the floor needs costs the snapshots that count its block. */
+    extent = plane_of(cli, "more", LAYOUT_VB);
+    flip(cli, &extent);
+    cli_call(cli, "scrub", "--restart", "--keep-lower", NULL);
+    assert_int_equal(cli->code, 4);
+    assert_non_null(strstr(cli->out, "lost from that snapshot on, others: none"));
+    cli_call(cli, "restore", "more", NULL);
+    assert_int_equal(cli->code, 4);
+}
+
+/* store-max: refused with 3 while nothing may go; expire and --may-degrade let something go, and
+ * it is told. */
+static void a_reached_budget_is_refused_or_gives_way(void **state) {
+    struct cli *cli = *state;
+    char name[16] = "";
+    make_sessions(cli);
+    cli_call(cli, "stats", "--json", NULL);
+    char limit[32];
+    snprintf(limit, sizeof limit, "%.0f",
+             (cli_number(cli, "segment_bytes") + cli_number(cli, "index_bytes")) * 1.2 + 1e6);
+    int count = 0;
+    for (cli->code = 0; cli->code == 0 && count < 60; count++) {
+        snprintf(name, sizeof name, "n%d", count);
+        cli_call(cli, "run", name, "-p", "more of the same", "-n", "8", "--store-max", limit, NULL);
+    }
+    assert_true(count < 60);
+    cli_refused(cli, 3, "--may-degrade");
+    cli_call(cli, "stats", "--json", NULL);
+    assert_true(cli_number(cli, "given_up.planes.actions") == 0);
+    cli_call(cli, "expire", "nobody", NULL);
+    assert_int_equal(cli->code, 2);
+    cli_call(cli, "expire", "travel", "--json", NULL);
+    cli_good(cli);
+    assert_true(cJSON_IsTrue(cli_member(cli, "may_expire")));
+    cli_call(cli, "ls", NULL);
+    assert_non_null(strstr(cli->out, "travel  (may expire)"));
+    cli_call(cli, "expire", "travel", "--undo", NULL);
+    assert_non_null(strstr(cli->out, "stays"));
+    cli_call(cli, "run", name, "-p", "more of the same", "-n", "8", "--store-max", limit,
+             "--may-degrade", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "receipt.made_room.lowered_sessions") > 0);
+    assert_true(cli_number(cli, "receipt.made_room.removed_sessions") == 0);
+    cli_call(cli, "stats", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "plane KL of"));
+    assert_non_null(strstr(cli->out, "write budget  no limit a second"));
+    cli_call(cli, "show", "travel", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "session.lowered_blocks") > 0);
+    assert_string_equal(cli_text(cli, "session.given_up.newest.0.session"), "travel");
+    cli_call(cli, "verify", NULL);
+    cli_good(cli);
+    cli_call(cli, "restore", "travel", NULL);
+    cli_good(cli);
+}
+
+/* fsck and stats count the same records; one session is one session. */
+static void counts_agree(void **state) {
+    struct cli *cli = *state;
+    cli_call(cli, "run", "only", "-p", "hello", "-n", "4", NULL);
+    cli_good(cli);
+    cli_call(cli, "stats", "--json", NULL);
+    double records = cli_number(cli, "records");
+    cli_call(cli, "fsck", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "records") == records);
+    cli_call(cli, "fsck", NULL);
+    assert_non_null(strstr(cli->out, "1 session, "));
+    cli_call(cli, "verify", NULL);
+    assert_non_null(strstr(cli->out, "1 session verified"));
+    assert_non_null(strstr(cli->out, "1 snapshot, "));
+}
+
 /* Inspection leaves a damaged index alone and says what mends it; then it is mended. */
 static void a_damaged_index_is_rebuilt_on_request(void **state) {
     struct cli *cli = *state;
@@ -124,4 +265,5 @@ static void a_damaged_index_is_rebuilt_on_request(void **state) {
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(TEST(gc_frees_and_says_so), TEST(fsck_and_scrub_name_the_session),
-             TEST(a_damaged_index_is_rebuilt_on_request))
+             TEST(a_damaged_index_is_rebuilt_on_request), TEST(a_refinement_plane_is_given_up),
+             TEST(a_reached_budget_is_refused_or_gives_way), TEST(counts_agree))

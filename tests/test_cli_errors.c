@@ -535,11 +535,11 @@ static void a_save_that_cannot_be_written_says_so(void **state) {
         snprintf(name, sizeof name, "s%d", i);
         cli_call(cli, "run", name, "-p", "more of the same", "--store-max", "1MiB", "--json", NULL);
     }
-    cli_refused(cli, 5, "was not saved");
+    cli_refused(cli, 3, "was not saved");
     assert_true(cJSON_IsFalse(cli_member(cli, "saved")));
     assert_true(strlen(cli_text(cli, "text")) > 0);
     assert_true(cli_number(cli, "receipt.door_bytes") == 0);
-    assert_string_equal(cli_text(cli, "receipt.result"), "no-space");
+    assert_string_equal(cli_text(cli, "receipt.result"), "limit");
     assert_still_there(cli, "a");
     cli_call(cli, "run", "a", "-p", "x", "--store", "/proc/store", "--json", NULL);
     cli_refused(cli, 5, "/proc/store");

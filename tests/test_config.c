@@ -244,6 +244,32 @@ static void what_is_shown_can_be_read_back(void **state) {
     free(again);
 }
 
+/* What explains is wanted most when the file is broken: it goes on, and says what is wrong. */
+static void a_broken_file_does_not_stop_what_explains(void **state) {
+    struct fixture *fixture = *state;
+    static const char text[] = "threads = 3\ncolour = blue\nstore-max = none\nseed = 5\n";
+    static const char *const explain[] = {"help",          "help run", "run --help",
+                                          "--show-config", "version",  "--version"};
+    char *shown = NULL;
+    size_t bytes = 0;
+    write_file(fixture, text, sizeof text - 1);
+    assert_refused(fixture, "ls", "line 2");
+    for (size_t i = 0; i < sizeof explain / sizeof explain[0]; i++) {
+        assert_int_equal(load(fixture, explain[i]), KV_OK);
+        assert_int_equal(fixture->config.file_err, KV_ERR_INVALID);
+        assert_non_null(strstr(fixture->config.file_diag.text, "line 2"));
+        assert_int_equal(fixture->config.threads, 3);
+        assert_true(fixture->config.sampler.seed == 5); /* the lines behind it count */
+    }
+    assert_int_equal(load(fixture, "--show-config"), KV_OK);
+    FILE *out = open_memstream(&shown, &bytes);
+    config_show(&fixture->config, out);
+    fclose(out);
+    assert_non_null(strstr(shown, "line 2"));
+    assert_non_null(strstr(shown, "store-max = none"));
+    free(shown);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
 
 TESTING_MAIN(TEST(defaults_are_as_documented), TEST(home_comes_from_the_environment_only),
@@ -251,4 +277,5 @@ TESTING_MAIN(TEST(defaults_are_as_documented), TEST(home_comes_from_the_environm
              TEST(mistakes_name_the_flag_and_what_is_right),
              TEST(ages_of_a_recipe_without_any_are_told), TEST(flags_of_other_commands_are_refused),
              TEST(file_mistakes_name_the_line), TEST(json_is_known_even_after_a_mistake),
-             TEST(sizes_have_units), TEST(what_is_shown_can_be_read_back))
+             TEST(sizes_have_units), TEST(what_is_shown_can_be_read_back),
+             TEST(a_broken_file_does_not_stop_what_explains))

@@ -234,6 +234,7 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.read_only = read_only;
     settings.door = door_of(config);
     settings.store_bytes_max = config->store_max_bytes;
+    settings.may_degrade = config->may_degrade;
     settings.write_second_bytes = config->write_second_bytes;
     settings.write_day_bytes = config->write_day_bytes;
     settings.simd = config->simd;

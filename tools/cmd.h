@@ -94,6 +94,10 @@ enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_expire(struct cmd *cmd, struct kv_diag *diag);
+/* What the byte budget made go: of session `name`, or of all and with totals when it is NULL. With
+ * `to` as JSON, else as text; nothing when there was nothing. */
+void cmd_tell_retained(struct cmd *cmd, struct store *store, const char *name, struct cJSON *to);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag);

@@ -6,6 +6,7 @@
 #include "tools/cmd.h"
 
 #include "snapshot/snap_care.h"
+#include "snapshot/snap_lower.h"
 #include "store/store_fsck.h"
 #include "store/store_gc.h"
 #include "store/store_scrub.h"
@@ -19,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WHO_BYTES = 512, WHAT_BYTES = 96 };
+enum { WHO_BYTES = 512, WHAT_BYTES = 96, REMEDY_BYTES = 1024 };
 
 struct care {
     struct cmd *cmd;
@@ -28,7 +29,8 @@ struct care {
     struct snap_care_owners *owners; /* NULL when they cannot be told */
     cJSON *list;                     /* of findings, with --json */
     uint64_t damage, notes;
-    int quiet; /* the second look after a repair */
+    uint64_t kept; /* blocks that scrub keeps at a lower tier */
+    int quiet;     /* the second look after a repair */
 };
 
 static int on_pause(void *context, uint64_t ns) {
@@ -74,18 +76,20 @@ static void gc_text(int dry_run, const struct snap_care_report *records,
     char one[TEXT_SHORT_BYTES];
     char two[TEXT_SHORT_BYTES];
     const char *would = dry_run ? "would be " : "";
-    printf("records: %" PRIu64 " snapshots, %" PRIu64 " pages, %" PRIu64 " blocks, %" PRIu64
-           " lineages of no session %sdeleted\n",
-           records->dead_snapshots, records->dead_pages, records->dead_blocks,
-           records->dead_lineages, would);
+    char part[4][TEXT_SHORT_BYTES];
+    printf("records: %s, %s, %s, %s of no session %sdeleted\n",
+           text_count(records->dead_snapshots, "snapshot", part[0]),
+           text_count(records->dead_pages, "page", part[1]),
+           text_count(records->dead_blocks, "block", part[2]),
+           text_count(records->dead_lineages, "lineage", part[3]), would);
     if (records->trouble[0] != 0) {
         printf("records: none deleted, ");
         text_print_clean(stdout, records->trouble, strlen(records->trouble));
         printf("; run `coldplane fsck`\n");
     }
-    printf("moved:   %s of live extents %sout of %" PRIu32 " sparse segments\n",
-           text_size(space->moved_bytes, one), would, space->sparse);
-    printf("freed:   %" PRIu32 " segments, %s%s\n", space->removed,
+    printf("moved:   %s of live extents %sout of %s that were sparse\n",
+           text_size(space->moved_bytes, one), would, text_count(space->sparse, "segment", two));
+    printf("freed:   %s, %s%s\n", text_count(space->removed, "segment", two),
            text_size(space->freed_bytes, one), dry_run ? " (planned)" : "");
     if (!dry_run)
         printf("segments: %" PRIu32 ", %s before; %" PRIu32 ", %s after\n", space->segments_before,
@@ -321,10 +325,14 @@ static void fsck_summary(struct care *care, const struct store_fsck_report *repo
     }
     if (stats.opened[0] != 0)
         printf("opening: %s\n", stats.opened);
-    printf("%" PRIu64 " sessions, %" PRIu64 " records, %" PRIu64 " extents, %" PRIu64
-           " batches, %" PRIu64 " segments: %" PRIu64 " damaged, %" PRIu64 " notes",
-           sessions->sessions, report->records, report->extents, report->batches, report->segments,
-           care->damage, care->notes);
+    char part[6][TEXT_SHORT_BYTES];
+    printf("%s, %s, %s, %s, %s: %" PRIu64 " damaged, %s",
+           text_count(sessions->sessions, "session", part[0]),
+           text_count(report->records, "record", part[1]),
+           text_count(report->extents, "extent", part[2]),
+           text_count(report->batches, "batch", part[3]),
+           text_count(report->segments, "segment", part[4]), care->damage,
+           text_count(care->notes, "note", part[5]));
     if (care->cmd->config->repair)
         printf(", %" PRIu64 " mended", mended);
     printf("\n");
@@ -358,27 +366,85 @@ done:
 
 /* --- scrub */
 
+struct survivors {
+    char *text;
+    size_t room, used;
+};
+
+static void on_survivor(void *context, const char *session, const struct record_snapshot *record) {
+    struct survivors *survivors = context;
+    char when[TEXT_SHORT_BYTES];
+    int length = snprintf(survivors->text + survivors->used, survivors->room - survivors->used,
+                          "%s%s at token %" PRIu64 " of %s UTC", survivors->used != 0 ? ", " : "",
+                          session, record->n, text_when(record->created_ns, when));
+    if (length > 0 && survivors->used + (size_t)length < survivors->room)
+        survivors->used += (size_t)length;
+}
+
+/* What can be done: a plane that only refines is given up; else the snapshots that do not need the
+ * record are named. 1 when the record is sound again. */
+static int add_remedy(struct care *care, const uint8_t *key, size_t key_bytes, char *text,
+                      size_t room) {
+    struct snap_lower_found found = {0};
+    struct kv_diag why = {""};
+    const struct snap_lower_look look = {care->store, care->cmd->alloc, key, key_bytes,
+                                         care->cmd->config->keep_lower};
+    size_t used = strlen(text);
+    enum kv_err err = snap_lower_examine(&look, &found, &why);
+    if (err == KV_OK && found.drop != 0) {
+        snprintf(text + used, room - used,
+                 found.kept ? "; kept at %s: a wake proves it by the floor's fingerprint"
+                            : "; this only refines: --keep-lower keeps the session at %s",
+                 layout_tier_name(found.top));
+        return found.kept;
+    }
+    if (err != KV_OK && err != KV_ERR_INVALID) {
+        snprintf(text + used, room - used, "; %s", why.text);
+        return 0;
+    }
+    struct survivors survivors = {text + used, room - used, 0};
+    int length = snprintf(text + used, room - used, "; lost from that snapshot on, others: ");
+    survivors.text += length;
+    survivors.room -= (size_t)length < survivors.room ? (size_t)length : survivors.room;
+    if (care->owners != NULL && survivors.room > 1)
+        (void)snap_care_survivors(care->owners, care->store, key, key_bytes, on_survivor,
+                                  &survivors);
+    if (survivors.used == 0 && survivors.room > 1)
+        snprintf(survivors.text, survivors.room, "none");
+    return 0;
+}
+
 static void on_bad(void *context, const uint8_t *key, size_t key_bytes, const char *text) {
-    const struct finding finding = {.kind = "extent-data", .text = text};
+    struct care *care = context;
+    char all[REMEDY_BYTES];
+    snprintf(all, sizeof all, "%.400s", text);
+    int kept = add_remedy(care, key, key_bytes, all, sizeof all);
+    care->kept += (uint64_t)kept;
+    const struct finding finding = {.kind = "extent-data", .text = all, .is_note = kept};
     tell_record(context, finding, key, key_bytes);
 }
 
-static void scrub_summary(struct cmd *cmd, const struct store_scrub_report *report) {
+static void scrub_summary(const struct care *care, const struct store_scrub_report *report) {
+    const struct cmd *cmd = care->cmd;
+    char records[TEXT_SHORT_BYTES];
     char size[TEXT_SHORT_BYTES];
     if (cmd->result != NULL) {
         cJSON *to = cmd->result;
         cJSON_AddNumberToObject(to, "pass", (double)report->pass);
         cJSON_AddNumberToObject(to, "records", (double)report->records);
         cJSON_AddNumberToObject(to, "bad", (double)report->bad);
+        cJSON_AddNumberToObject(to, "kept_lower", (double)care->kept);
         cJSON_AddNumberToObject(to, "read_bytes", (double)report->read_bytes);
         cJSON_AddBoolToObject(to, "resumed", report->resumed);
         cJSON_AddBoolToObject(to, "finished", report->finished);
         return;
     }
-    printf("pass %" PRIu64 "%s: %" PRIu64 " records, %s read, %" PRIu64 " bad%s\n", report->pass,
-           report->resumed ? " (went on)" : "", report->records,
-           text_size(report->read_bytes, size), report->bad,
-           report->finished ? "" : "; not at its end, the next run goes on");
+    printf("pass %" PRIu64 "%s: %s, %s read, %" PRIu64 " bad", report->pass,
+           report->resumed ? " (went on)" : "", text_count(report->records, "record", records),
+           text_size(report->read_bytes, size), report->bad);
+    if (care->kept != 0)
+        printf(", %s kept at a lower tier", text_count(care->kept, "block", records));
+    printf("%s\n", report->finished ? "" : "; not at its end, the next run goes on");
 }
 
 enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
@@ -401,10 +467,11 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
     err = store_scrub(&args, &report, diag);
     progress_end(&care.progress);
     if (err == KV_OK)
-        scrub_summary(cmd, &report);
-    if (err == KV_OK && report.bad != 0)
-        err = kv_diag_set(diag, KV_ERR_CORRUPT, "%" PRIu64 " records are not what was written",
-                          report.bad);
+        scrub_summary(&care, &report);
+    char records[TEXT_SHORT_BYTES];
+    if (err == KV_OK && report.bad > care.kept)
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "%s not what was written",
+                          text_count(report.bad - care.kept, "record", records));
 done:
     snap_care_owners_drop(care.owners);
     store_close(care.store);

@@ -88,8 +88,18 @@ static const struct cmd_entry entries[] = {
     {"rm", "NAME", "remove a session and its snapshots",
      "Nothing of it can be restored afterwards.", "  coldplane rm travel\n", 1, 1, CONFIG_WRITE,
      cmd_rm},
+    {"expire", "NAME", "let a session go whole when the byte budget is reached",
+     "At store-max a save that finds no room takes whole sessions that were named here first, the\n"
+     "longest unused one first. Nothing goes before that, and a later save of the session takes "
+     "the\n"
+     "permission away. --undo does so at once. `ls` and `show` say which sessions may go, `stats`\n"
+     "what went.",
+     "  coldplane expire draft\n  coldplane expire draft --undo\n", 1, 1,
+     CONFIG_EXPIRE | CONFIG_WRITE, cmd_expire},
     {"stats", "", "the store: bytes, segments, what is in force",
-     "Reads beside a running writer; needs no model.", "  coldplane stats\n", 0, 0, 0, cmd_stats},
+     "Bytes written and why, budgets and what is left of them, what the byte budget made go.\n"
+     "Reads beside a running writer; needs no model.",
+     "  coldplane stats\n", 0, 0, 0, cmd_stats},
     {"gc", "", "give back the space that nothing uses",
      "Deletes records that belong to no session, moves what lives out of segments that are less\n"
      "than half live, and removes those. Safe at any power cut; needs at most two segments (128 "
@@ -112,8 +122,13 @@ static const struct cmd_entry entries[] = {
      "Goes on where the last run ended. Names the first bad extent of each damaged record and "
      "every\n"
      "session that uses it. Ctrl-C ends it; the next run goes on there. Exit 4 when anything is "
-     "bad.",
-     "  coldplane scrub --rate 20MiB\n  coldplane scrub --restart --json\n", 0, 0,
+     "bad.\n"
+     "A damaged plane that only refines (KL, VR2, VR1) need not cost the session: --keep-lower "
+     "gives\n"
+     "it up, and the next wake proves the rest by the fingerprint of the ladder's floor. Where "
+     "more\n"
+     "than that is damaged, the snapshots that do not need it are named.",
+     "  coldplane scrub --rate 20MiB\n  coldplane scrub --restart --keep-lower --json\n", 0, 0,
      CONFIG_SCRUB | CONFIG_WRITE, cmd_scrub},
     {"tokenize", "", "text on standard input to token ids",
      "Bytes that are not UTF-8 become the tokens of those bytes; where the vocabulary lacks a "

@@ -39,8 +39,29 @@ static cJSON *entry_json(const struct snapshot_entry *entry) {
     cJSON_AddNumberToObject(item, "snapshots", entry->snapshot_count);
     cJSON_AddBoolToObject(item, "explicit", entry->head.is_explicit);
     cJSON_AddBoolToObject(item, "asleep", entry->head.asleep);
+    cJSON_AddNumberToObject(item, "lowered_blocks", entry->lowered_blocks);
+    cJSON *dropped = cJSON_AddArrayToObject(item, "planes_given_up");
+    for (int i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        if (entry->dropped >> i & 1)
+            cJSON_AddItemToArray(dropped,
+                                 cJSON_CreateString(layout_stream_name((enum layout_stream)i)));
+    cJSON_AddBoolToObject(item, "may_expire", entry->may_expire);
     cJSON_AddNumberToObject(item, "saved_unix", (double)(entry->head.created_ns / 1000000000U));
     return item;
+}
+
+/* What the byte budget has taken, and may take. */
+static void print_retained(const struct snapshot_entry *entry) {
+    if (entry->dropped != 0)
+        printf("  (gave up");
+    for (int i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        if (entry->dropped >> i & 1)
+            printf(" %s", layout_stream_name((enum layout_stream)i));
+    if (entry->dropped != 0)
+        printf(" of %" PRIu32 " of %" PRIu32 " blocks)", entry->lowered_blocks,
+               entry->head.block_count);
+    if (entry->may_expire)
+        printf("  (may expire)");
 }
 
 static int on_entry(void *context, const struct snapshot_entry *entry) {
@@ -50,11 +71,12 @@ static int on_entry(void *context, const struct snapshot_entry *entry) {
         cJSON_AddItemToArray(listing->items, entry_json(entry));
     } else {
         if (listing->count == 0)
-            printf("%8s %11s %6s  %-19s  name\n", "tokens", "stored", "saves", "saved (UTC)");
-        printf("%8" PRIu64 " %11s %6" PRIu32 "  %-19s  ", entry->head.n,
+            printf("%8s %11s %9s  %-19s  name\n", "tokens", "stored", "snapshots", "saved (UTC)");
+        printf("%8" PRIu64 " %11s %9" PRIu32 "  %-19s  ", entry->head.n,
                text_size(entry->stored_bytes, size), entry->snapshot_count,
                text_when(entry->head.created_ns, when));
         text_print_clean(stdout, entry->head.name, strlen(entry->head.name));
+        print_retained(entry);
         printf("\n");
     }
     listing->count++;
@@ -99,7 +121,9 @@ static const struct image_policy *policy_of(const struct image *image) {
 static void count_tiers(const struct image *image, uint32_t tiers_out[16]) {
     memset(tiers_out, 0, 16 * sizeof *tiers_out);
     for (uint32_t i = 0; image->policy_count > 0 && i < image->block_count; i++)
-        tiers_out[image_tier(policy_of(image), i, image->n_kv) & 15]++;
+        tiers_out[image_tier_without(image_tier(policy_of(image), i, image->n_kv),
+                                     image->absent != NULL ? image->absent[i] : 0) &
+                  15]++;
 }
 
 static void show_json(const struct image *image, cJSON *to) {
@@ -127,6 +151,8 @@ static void show_json(const struct image *image, cJSON *to) {
     for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
         if (tiers[i] != 0)
             cJSON_AddNumberToObject(tier_blocks, layout_tier_name((enum layout_tier)i), tiers[i]);
+    cJSON_AddNumberToObject(to, "mixed_from",
+                            (double)image_mixed_from(image->policies, image->policy_count));
     cJSON *turns = cJSON_AddArrayToObject(to, "turns");
     for (uint32_t i = 0; i < image->role_count; i++) {
         cJSON *turn = cJSON_CreateObject();
@@ -159,6 +185,11 @@ static void show_text(const struct snapshot_entry *entry, const struct image *im
     for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
         if (tiers[i] != 0)
             printf("  %s × %" PRIu32, layout_tier_name((enum layout_tier)i), tiers[i]);
+    uint64_t mixed_from = image_mixed_from(image->policies, image->policy_count);
+    print_retained(entry);
+    if (mixed_from != 0)
+        printf("\n  mixed history from token %" PRIu64 " on: answers saw coarser planes",
+               mixed_from);
     printf("\n  sampler       temperature %g, top-p %g, top-k %" PRIu32 ", seed %" PRIu64 "\n",
            (double)image->sampler.temperature, (double)image->sampler.top_p, image->sampler.top_k,
            image->sampler.seed);
@@ -183,9 +214,11 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->result != NULL) {
         cJSON *session = entry_json(&entry);
         show_json(&image, session);
+        cmd_tell_retained(cmd, store, cmd->session_name, session);
         cJSON_AddItemToObject(cmd->result, "session", session);
     } else {
         show_text(&entry, &image);
+        cmd_tell_retained(cmd, store, cmd->session_name, NULL);
     }
 done:
     image_release(&image, cmd->alloc);

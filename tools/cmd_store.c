@@ -56,10 +56,11 @@ static void tell_check(cJSON *list, const char *name, enum kv_err err,
     }
     text_print_clean(stdout, name, strlen(name));
     if (err == KV_OK) {
-        printf(": ok, %" PRIu32 " snapshots, %" PRIu32 " extents, %" PRIu32 " blocks, %" PRIu32
-               " pages, %s\n",
-               check->snapshots, check->extents, check->blocks, check->pages,
-               text_size(check->stored_bytes, size));
+        char part[4][TEXT_SHORT_BYTES];
+        printf(": ok, %s, %s, %s, %s, %s\n", text_count(check->snapshots, "snapshot", part[0]),
+               text_count(check->extents, "extent", part[1]),
+               text_count(check->blocks, "block", part[2]),
+               text_count(check->pages, "page", part[3]), text_size(check->stored_bytes, size));
     } else {
         printf(": %s: ", kv_err_name(err));
         text_print_clean(stdout, diag->text, strlen(diag->text));
@@ -118,8 +119,9 @@ enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag) {
         KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the names of %zu sessions",
                            names.count));
     err = verify_names(cmd, store, &names, diag);
+    char sessions[TEXT_SHORT_BYTES];
     if (err == KV_OK && cmd->result == NULL)
-        printf("%zu sessions verified\n", names.count);
+        printf("%s verified\n", text_count(names.count, "session", sessions));
 done:
     kv_alloc_release(cmd->alloc, names.items);
     store_close(store);
@@ -153,6 +155,7 @@ static void written_json(const struct store_stats *stats, cJSON *to) {
         cJSON_AddNumberToObject(item, "batches", (double)stats->written[i].batches);
         cJSON_AddNumberToObject(item, "user_bytes", (double)stats->written[i].user_bytes);
         cJSON_AddNumberToObject(item, "device_bytes", (double)stats->written[i].device_bytes);
+        cJSON_AddNumberToObject(item, "amplification", amplification(&stats->written[i]));
     }
     cJSON_AddNumberToObject(to, "user_bytes_written", (double)sum.user_bytes);
     cJSON_AddNumberToObject(to, "device_bytes_written", (double)sum.device_bytes);
@@ -163,14 +166,17 @@ static void written_text(const struct store_stats *stats) {
     struct store_written_sum sum = written_sum(stats);
     char user[TEXT_SHORT_BYTES];
     char device[TEXT_SHORT_BYTES];
+    char batches[TEXT_SHORT_BYTES];
     printf("  written       %s for %s of users, amplification %.2f\n",
            text_size(sum.device_bytes, device), text_size(sum.user_bytes, user),
            amplification(&sum));
     for (size_t i = 0; i < STORE_CAUSES; i++)
         if (stats->written[i].batches != 0)
-            printf("    %-9s   %s in %" PRIu64 " batches, for %s of users\n", cause_names[i],
-                   text_size(stats->written[i].device_bytes, device), stats->written[i].batches,
-                   text_size(stats->written[i].user_bytes, user));
+            printf("    %-9s   %s in %s, for %s of users, amplification %.2f\n", cause_names[i],
+                   text_size(stats->written[i].device_bytes, device),
+                   text_count(stats->written[i].batches, "batch", batches),
+                   text_size(stats->written[i].user_bytes, user),
+                   amplification(&stats->written[i]));
 }
 
 static void stats_json(const struct store_stats *stats, cJSON *to) {
@@ -187,28 +193,43 @@ static void stats_json(const struct store_stats *stats, cJSON *to) {
         cJSON_AddNumberToObject(to, "bytes_max", (double)stats->bytes_max);
     else
         cJSON_AddNullToObject(to, "bytes_max");
+    if (stats->bytes_max != STORE_BYTES_UNLIMITED)
+        cJSON_AddNumberToObject(to, "room_bytes", (double)stats->room_bytes);
+    else
+        cJSON_AddNullToObject(to, "room_bytes");
     cJSON_AddNumberToObject(to, "batches", (double)stats->batches);
     cJSON_AddNumberToObject(to, "segments", stats->segments);
     cJSON_AddBoolToObject(to, "refuses_writes", stats->refuses_writes);
     written_json(stats, to);
 }
 
+static const char *limit_text(uint64_t bytes, char out[TEXT_SHORT_BYTES]) {
+    return bytes == 0 ? "no limit" : text_size(bytes, out);
+}
+
 static void stats_text(const struct config *config, const struct store_stats *stats) {
     char text[TEXT_SHORT_BYTES];
+    char day[TEXT_SHORT_BYTES];
     printf("store           %s\n", config->store);
     printf("  door          %s%s\n", stats->door_name, stats->direct ? ", O_DIRECT" : ", buffered");
     if (stats->fallback[0] != 0)
         printf("  fallback      %s\n", stats->fallback);
     if (stats->opened[0] != 0)
         printf("  at opening    %s\n", stats->opened);
-    printf("  records       %" PRIu64 ", %" PRIu64 " batches\n", stats->records, stats->batches);
+    printf("  records       %" PRIu64 ", %s\n", stats->records,
+           text_count(stats->batches, "batch", text));
     printf("  segments      %" PRIu32 ", %s\n", stats->segments,
            text_size(stats->segment_bytes, text));
     printf("  live          %s\n", text_size(stats->live_bytes, text));
     printf("  garbage       %s\n", text_size(stats->garbage_bytes, text));
     printf("  index         %s\n", text_size(stats->index_bytes, text));
-    printf("  budget        %s\n",
+    printf("  budget        %s",
            stats->bytes_max == STORE_BYTES_UNLIMITED ? "none" : text_size(stats->bytes_max, text));
+    if (stats->bytes_max != STORE_BYTES_UNLIMITED)
+        printf(", %s left; at its end %s", text_size(stats->room_bytes, text),
+               config->may_degrade ? "planes and old snapshots may go" : "saves are refused");
+    printf("\n  write budget  %s a second, %s a day\n",
+           limit_text(config->write_second_bytes, text), limit_text(config->write_day_bytes, day));
     written_text(stats);
 }
 
@@ -225,6 +246,11 @@ enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
         json_text(cmd->result, "store", cmd->config->store);
         cJSON_AddNumberToObject(cmd->result, "disk_free_bytes", (double)disk_free);
         cJSON_AddBoolToObject(cmd->result, "disk_low", low);
+        cJSON_AddNumberToObject(cmd->result, "write_second_bytes",
+                                (double)cmd->config->write_second_bytes);
+        cJSON_AddNumberToObject(cmd->result, "write_day_bytes",
+                                (double)cmd->config->write_day_bytes);
+        cJSON_AddBoolToObject(cmd->result, "may_degrade", cmd->config->may_degrade);
         stats_json(&stats, cmd->result);
     } else {
         char size[TEXT_SHORT_BYTES];
@@ -232,6 +258,7 @@ enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
         printf("  disk          %s free%s\n", text_size(disk_free, size),
                low ? ": low, remove sessions, then `coldplane gc`" : "");
     }
+    cmd_tell_retained(cmd, store, NULL, cmd->result);
     store_close(store);
     return KV_OK;
 }

@@ -35,6 +35,8 @@ static enum kv_err dispatch(struct cmd *cmd, struct kv_diag *diag) {
             config_show_json(config, cmd->result);
         else
             config_show(config, stdout);
+        if (config->file_err != KV_OK)
+            return kv_diag_set(diag, config->file_err, "%s", config->file_diag.text);
         return KV_OK;
     }
     if (config->version)

@@ -55,7 +55,9 @@ static const struct setting settings[] = {
     {"posix-io", NULL, KIND_SWITCH, AT(posix_io), 0, 1, CONFIG_COMMON, 1, "",
      "plain system calls instead of io_uring"},
     {"store-max", NULL, KIND_BYTES, AT(store_max_bytes), 1 << 20, UINT64_MAX, CONFIG_WRITE, 1,
-     "SIZE", "the store never grows beyond this"},
+     "SIZE|none", "the store never grows beyond this"},
+    {"may-degrade", NULL, KIND_SWITCH, AT(may_degrade), 0, 1, CONFIG_WRITE, 1, "",
+     "at store-max: take planes of cold sessions, then old snapshots"},
     {"write-per-second", NULL, KIND_BYTES, AT(write_second_bytes), 0, UINT64_MAX, CONFIG_WRITE, 1,
      "SIZE", "what the background may write; 0 is no limit"},
     {"write-per-day", NULL, KIND_BYTES, AT(write_day_bytes), 0, UINT64_MAX, CONFIG_WRITE, 1, "SIZE",
@@ -112,6 +114,10 @@ static const struct setting settings[] = {
      "SIZE", "at most so many bytes per second (default: as fast as it goes)"},
     {"restart", NULL, KIND_SWITCH, AT(restart), 0, 1, CONFIG_SCRUB, 0, "",
      "from the front instead of where the last run ended"},
+    {"keep-lower", NULL, KIND_SWITCH, AT(keep_lower), 0, 1, CONFIG_SCRUB, 0, "",
+     "give up damaged planes that only refine; their sessions stay at a lower tier"},
+    {"undo", NULL, KIND_SWITCH, AT(undo), 0, 1, CONFIG_EXPIRE, 0, "",
+     "the session must not go after all"},
     {"read-data", NULL, KIND_SWITCH, AT(read_data), 0, 1, CONFIG_FSCK, 0, "",
      "read and digest every extent, check roots and block chains"},
     {"repair", NULL, KIND_SWITCH, AT(repair), 0, 1, CONFIG_FSCK, 0, "",
@@ -259,6 +265,10 @@ static enum kv_err set_value(struct config *config, const struct setting *settin
         memcpy(field, text, strlen(text) + 1);
         return KV_OK;
     case KIND_BYTES:
+        if (setting->off == AT(store_max_bytes) && strcmp(text, "none") == 0) {
+            *(uint64_t *)field = UINT64_MAX;
+            return KV_OK;
+        }
         err = config_parse_bytes(text, &number, diag);
         if (err == KV_OK && (number < setting->least || number > setting->most))
             err = kv_diag_set(diag, KV_ERR_INVALID,
@@ -345,18 +355,19 @@ static enum kv_err read_file(struct config *config, struct kv_diag *diag) {
                            path, CONFIG_FILE_BYTES_MAX);
     config->file_text[size] = 0;
     int number = 1;
+    enum kv_err first = KV_OK;
     for (char *line = config->file_text; line != NULL; number++) {
         char *next = strchr(line, '\n');
         if (next != NULL)
             *next++ = 0;
-        enum kv_err err = read_line(config, line, diag);
-        if (err != KV_OK) {
+        enum kv_err err = read_line(config, line, first == KV_OK ? diag : NULL);
+        if (err != KV_OK && first == KV_OK) {
             kv_diag_prefix(diag, "configuration %s, line %d", path, number);
-            return err;
+            first = err;
         }
         line = next;
     }
-    return KV_OK;
+    return first;
 }
 
 static enum kv_err read_flag(struct config *config, int argc, char **argv, int *at,
@@ -451,6 +462,13 @@ static int asked_for_json(int argc, char **argv) {
     return 0;
 }
 
+/* Commands that only explain are wanted most when the file is broken. */
+static int explains(const struct config *config) {
+    return config->help || config->show || config->version ||
+           (config->word_count > 0 &&
+            (strcmp(config->words[0], "help") == 0 || strcmp(config->words[0], "version") == 0));
+}
+
 static int is_in_file(const struct config *config, const char *name) {
     return (config->in_file >> (find_setting(name, strlen(name)) - settings) & 1) != 0;
 }
@@ -459,10 +477,12 @@ enum kv_err config_load(int argc, char **argv, struct config *config_out, struct
     memset(config_out, 0, sizeof *config_out);
     config_out->json = asked_for_json(argc, argv);
     enum kv_err err = set_defaults(config_out, diag);
-    if (err == KV_OK)
-        err = read_file(config_out, diag);
-    if (err == KV_OK)
+    if (err == KV_OK) {
+        config_out->file_err = read_file(config_out, &config_out->file_diag);
         err = read_flags(config_out, argc, argv, diag);
+    }
+    if (err == KV_OK && config_out->file_err != KV_OK && !explains(config_out))
+        err = kv_diag_set(diag, config_out->file_err, "%s", config_out->file_diag.text);
     if (err == KV_OK && config_out->policy.recipe == IMAGE_RECIPE_BF16) {
         if (config_given(config_out, "ages"))
             err = kv_diag_set(diag, KV_ERR_INVALID,
@@ -518,9 +538,19 @@ static const char *text_of(const struct config *config, const struct setting *se
     }
 }
 
+static int is_unset(const struct config *config, const struct setting *setting) {
+    const void *field = (const char *)config + setting->off;
+    return (setting->kind == KIND_TEXT && *(const char *const *)field == NULL) ||
+           (setting->kind == KIND_BYTES && *(const uint64_t *)field == UINT64_MAX);
+}
+
 static void show_value(const struct config *config, const struct setting *setting, FILE *out) {
     const void *field = (const char *)config + setting->off;
     const char *text = text_of(config, setting);
+    if (setting->kind == KIND_BYTES && is_unset(config, setting)) {
+        fprintf(out, "none");
+        return;
+    }
     switch (setting->kind) {
     case KIND_SWITCH:
         fprintf(out, "%s", *(const int *)field ? "yes" : "no");
@@ -541,12 +571,6 @@ static void show_value(const struct config *config, const struct setting *settin
     default:
         fprintf(out, "%s", text != NULL ? text : "");
     }
-}
-
-static int is_unset(const struct config *config, const struct setting *setting) {
-    const void *field = (const char *)config + setting->off;
-    return (setting->kind == KIND_TEXT && *(const char *const *)field == NULL) ||
-           (setting->kind == KIND_BYTES && *(const uint64_t *)field == UINT64_MAX);
 }
 
 static void show_ages_json(const struct image_policy *policy, cJSON *ages) {
@@ -595,11 +619,14 @@ void config_show_json(const struct config *config, cJSON *to) {
 void config_show(const struct config *config, FILE *out) {
     fprintf(out, "# COLDPLANE_HOME is %s; this is its file `config` as in force now\n",
             config->home);
+    if (config->file_err != KV_OK)
+        fprintf(out, "# %s\n", config->file_diag.text);
     for (size_t i = 0; i < SETTING_COUNT; i++) {
         const struct setting *setting = &settings[i];
         if (!setting->in_file)
             continue;
-        fprintf(out, "%s%s = ", is_unset(config, setting) ? "# " : "", setting->name);
+        int left_out = is_unset(config, setting) && setting->kind == KIND_TEXT;
+        fprintf(out, "%s%s = ", left_out ? "# " : "", setting->name);
         show_value(config, setting, out);
         fprintf(out, "\n");
     }

@@ -34,11 +34,12 @@ enum config_group {
     CONFIG_NEEDLE = 1 << 6,  /* key, value */
     CONFIG_TOKENS = 1 << 7,  /* special */
     CONFIG_BENCH = 1 << 8,   /* tokens, size, build */
-    CONFIG_WRITE = 1 << 9,   /* store-max, write-per-… */
+    CONFIG_WRITE = 1 << 9,   /* store-max, may-degrade, write-per-… */
     CONFIG_GC = 1 << 10,     /* dry-run, rate */
     CONFIG_FSCK = 1 << 11,   /* read-data, repair, rebuild-index */
-    CONFIG_SCRUB = 1 << 12,  /* rate, restart */
-    CONFIG_IMPORT = 1 << 13  /* as, any-model */
+    CONFIG_SCRUB = 1 << 12,  /* rate, restart, keep-lower */
+    CONFIG_IMPORT = 1 << 13, /* as, any-model */
+    CONFIG_EXPIRE = 1 << 14  /* undo */
 };
 
 struct config {
@@ -59,12 +60,18 @@ struct config {
     int dry_run, read_data, repair, rebuild_index, restart, any_model;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
+    int may_degrade, keep_lower, undo;
+    /* The first line of the file that means nothing. Only commands that explain go on then. */
+    enum kv_err file_err;
+    struct kv_diag file_diag;
     uint64_t given, in_file; /* bit per entry of the table: came as a flag, stands in the file */
     char file_text[CONFIG_FILE_BYTES_MAX + 1];
 };
 
 /* Reads environment, file and flags. `config_out` is large: not for a small stack. Words are
- * borrowed from argv. json, help and version are set as far as known also on an error. */
+ * borrowed from argv. json, help and version are set as far as known also on an error. Commands
+ * that explain (help, version, --show-config) are not stopped by a broken file: it is told in
+ * file_err and file_diag, and every line that can be read counts. */
 enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag);
 /* INVALID, naming the first flag given that does not belong to `groups` of command `command`. */
 enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,

@@ -275,6 +275,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
         KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
         snapshot_write_budget(service->snapshot, settings->write_second_bytes,
                               settings->write_day_bytes);
+        snapshot_may_degrade(service->snapshot, settings->may_degrade);
     }
     *service_out = service;
     service = NULL;

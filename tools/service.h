@@ -36,6 +36,7 @@ struct service_settings {
     const struct io_door *door; /* NULL: the best of this machine */
     int direct_wanted;
     uint64_t store_bytes_max;                     /* or STORE_BYTES_UNLIMITED */
+    int may_degrade;                              /* snapshot_may_degrade */
     uint64_t write_second_bytes, write_day_bytes; /* snapshot_write_budget */
     enum engine_simd simd;
     uint32_t threads;

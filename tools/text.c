@@ -105,6 +105,16 @@ const char *text_duration(uint64_t ns, char out[TEXT_SHORT_BYTES]) {
     return out;
 }
 
+const char *text_count(uint64_t count, const char *noun, char out[TEXT_SHORT_BYTES]) {
+    size_t length = strlen(noun);
+    int hisses = length > 2 && strcmp(noun + length - 2, "ch") == 0;
+    snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " %.10s%s", count, noun,
+             count == 1 ? ""
+             : hisses   ? "es"
+                        : "s");
+    return out;
+}
+
 const char *text_when(uint64_t wall_ns, char out[TEXT_SHORT_BYTES]) {
     time_t seconds = (time_t)(wall_ns / 1000000000U);
     struct tm parts;

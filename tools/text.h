@@ -31,6 +31,8 @@ int text_is_plain(const char *text);
 /* "12.3 MiB", "1.5 s", "340 ms", "85 µs". Both return `out`. */
 const char *text_size(uint64_t bytes, char out[TEXT_SHORT_BYTES]);
 const char *text_duration(uint64_t ns, char out[TEXT_SHORT_BYTES]);
+/* "1 session", "3 sessions", "2 batches"; `noun` of at most 10 letters. */
+const char *text_count(uint64_t count, const char *noun, char out[TEXT_SHORT_BYTES]);
 /* "2026-11-29 17:04:05" in UTC. */
 const char *text_when(uint64_t wall_ns, char out[TEXT_SHORT_BYTES]);
 
