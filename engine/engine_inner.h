@@ -82,6 +82,8 @@ struct session {
     struct image_needle *needles;
     size_t needles_capacity;
     uint32_t needle_count;
+    struct image_probe probes[IMAGE_PROBES_MAX];
+    uint32_t probe_count;
     uint64_t last_used_ns, last_prefill_turn;
     uint64_t tokens_prefilled, tokens_decoded;
 

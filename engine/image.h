@@ -18,7 +18,7 @@
 #include "store/base/digest.h"
 
 enum {
-    IMAGE_VERSION = 1,
+    IMAGE_VERSION = 2, /* 1 is written where there are no probes */
     IMAGE_NAME_BYTES_MAX = 128,
     IMAGE_TOKENS_MAX = 1048576,
     IMAGE_NEEDLES_MAX = 256,
@@ -27,7 +27,9 @@ enum {
     IMAGE_POLICIES_MAX = 64, /* changes of policy in one session */
     IMAGE_PAGES_MAX = 8,     /* window pages */
     IMAGE_TOP = 10,
-    IMAGE_TEXT_BYTES_MAX = 4096 /* question, expected answer, statement */
+    IMAGE_PROBES_MAX = 64,
+    IMAGE_PROBE_TOKENS_MAX = 64, /* question and answer of a probe */
+    IMAGE_TEXT_BYTES_MAX = 4096  /* question, expected answer, statement */
 };
 
 enum image_recipe { IMAGE_RECIPE_BF16 = 1, IMAGE_RECIPE_V3 = 2 };
@@ -90,6 +92,13 @@ struct image_needle {
     float logp, logp_hole; /* of the expected answer, nats */
 };
 
+/* A span of the session's own text that it is asked for: only such as can fail, see probe.h. */
+struct image_probe {
+    uint64_t first, answer, end; /* the question is [first, answer), the answer [answer, end) */
+    uint64_t asked_n_kv;
+    float logp, logp_hole; /* of the answer, nats */
+};
+
 struct image {
     struct image_model model;
     char name[IMAGE_NAME_BYTES_MAX + 1];
@@ -111,6 +120,8 @@ struct image {
     struct image_fingerprint fingerprint, fingerprint_floor;
     struct image_needle *needles;
     uint32_t needle_count;
+    struct image_probe probes[IMAGE_PROBES_MAX];
+    uint32_t probe_count;
     struct kv_digest parent; /* root of the snapshot before; zero for the first */
     uint64_t created_ns;
 };

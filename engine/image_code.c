@@ -6,7 +6,8 @@
  *
  * Bytes: magic "CPIM", version (u32), part count (u32), then every part in the order of `parts`
  * below: tag (4 bytes), length (u64), content. All little-endian. No part is optional, so deleting
- * any one is found and named. What follows from other parts (tier map, page places) is stored and
+ * any one is found and named; version 1 ends before the last one, and is written where that would
+ * be empty. What follows from other parts (tier map, page places) is stored and
  * compared, because a reader must notice when writer and reader disagree about it.
  */
 #include "engine/image.h"
@@ -516,6 +517,43 @@ static enum kv_err get_origin(const struct get_args *args, struct kv_reader *rea
     return KV_OK;
 }
 
+static void put_probes(const struct image *image, struct kv_writer *writer) {
+    kv_write_u32(writer, image->probe_count);
+    for (uint32_t i = 0; i < image->probe_count; i++) {
+        const struct image_probe *probe = &image->probes[i];
+        kv_write_u64(writer, probe->first);
+        kv_write_u64(writer, probe->answer);
+        kv_write_u64(writer, probe->end);
+        kv_write_u64(writer, probe->asked_n_kv);
+        kv_write_f32(writer, probe->logp);
+        kv_write_f32(writer, probe->logp_hole);
+    }
+}
+
+static enum kv_err get_probes(const struct get_args *args, struct kv_reader *reader) {
+    struct image *image = args->image;
+    uint32_t count = kv_read_u32(reader);
+    if (count == 0 || count > IMAGE_PROBES_MAX)
+        return broken(args, "an impossible number of probes");
+    for (uint32_t i = 0; i < count; i++) {
+        struct image_probe *probe = &image->probes[i];
+        probe->first = kv_read_u64(reader);
+        probe->answer = kv_read_u64(reader);
+        probe->end = kv_read_u64(reader);
+        probe->asked_n_kv = kv_read_u64(reader);
+        probe->logp = kv_read_f32(reader);
+        probe->logp_hole = kv_read_f32(reader);
+        if (reader->failed)
+            return KV_OK;
+        if (probe->first < LAYOUT_SINK_TOKENS || probe->first >= probe->answer ||
+            probe->answer >= probe->end || probe->end > image->n_kv ||
+            probe->end - probe->first > IMAGE_PROBE_TOKENS_MAX || probe->asked_n_kv > image->n_kv)
+            return broken(args, "a probe's span is impossible");
+    }
+    image->probe_count = count;
+    return KV_OK;
+}
+
 /* The order is stored: a decoder may use what earlier parts said. */
 static const struct part parts[] = {
     {"MODL", "model identity", put_model, get_model},
@@ -533,14 +571,20 @@ static const struct part parts[] = {
     {"FPFL", "fingerprint at the floor", put_print_floor, get_print_floor},
     {"NEED", "needles", put_needles, get_needles},
     {"ORIG", "origin", put_origin, get_origin},
+    {"PROB", "probes", put_probes, get_probes},
 };
 enum { PART_COUNT = sizeof parts / sizeof parts[0] };
 
+static uint32_t part_count(uint32_t version) {
+    return version == 1 ? PART_COUNT - 1 : PART_COUNT;
+}
+
 static void put_all(const struct image *image, struct kv_writer *writer) {
     kv_write_bytes(writer, "CPIM", 4);
-    kv_write_u32(writer, IMAGE_VERSION);
-    kv_write_u32(writer, PART_COUNT);
-    for (size_t i = 0; i < PART_COUNT; i++) {
+    uint32_t version = image->probe_count == 0 ? 1 : IMAGE_VERSION;
+    kv_write_u32(writer, version);
+    kv_write_u32(writer, part_count(version));
+    for (size_t i = 0; i < part_count(version); i++) {
         struct kv_writer size;
         kv_writer_init(&size, NULL, 0);
         parts[i].put(image, &size);
@@ -559,6 +603,7 @@ static enum kv_err check_limits(const struct image *image, struct kv_diag *diag)
         {"changes of tier policy", image->policy_count, IMAGE_POLICIES_MAX},
         {"window pages", image->page_count, IMAGE_PAGES_MAX},
         {"needles", image->needle_count, IMAGE_NEEDLES_MAX},
+        {"probes", image->probe_count, IMAGE_PROBES_MAX},
         {"roles", image->role_count, image->n},
         {"bytes of name", strnlen(image->name, sizeof image->name), IMAGE_NAME_BYTES_MAX},
     };
@@ -642,14 +687,15 @@ static enum kv_err get_all(const struct get_args *args, struct kv_reader *reader
                            version, IMAGE_VERSION);
     if (reader->failed || version == 0)
         return broken(args, "the head is cut off or impossible");
-    for (size_t i = 0; i < PART_COUNT; i++) {
+    uint32_t expected = part_count(version);
+    for (size_t i = 0; i < expected; i++) {
         enum kv_err err = get_part(&parts[i], args, reader);
         if (err != KV_OK)
             return err;
     }
-    if (count != PART_COUNT)
-        return kv_diag_set(args->diag, KV_ERR_CORRUPT, "snapshot image: %u parts, expected %d",
-                           count, (int)PART_COUNT);
+    if (count != expected)
+        return kv_diag_set(args->diag, KV_ERR_CORRUPT, "snapshot image: %u parts, expected %u",
+                           count, expected);
     if (kv_reader_left(reader) != 0)
         return kv_diag_set(args->diag, KV_ERR_CORRUPT,
                            "snapshot image: %zu bytes behind the last part",

@@ -100,8 +100,7 @@ static enum kv_err find_spans(const struct text_view *view, struct image_needle 
     return KV_OK;
 }
 
-enum kv_err needle_register(struct session *session, const struct needle_text *text,
-                            struct kv_diag *diag) {
+static enum kv_err check_texts(const struct needle_text *text, struct kv_diag *diag) {
     const char *const parts[] = {text->key, text->ask, text->answer_prefix, text->expect};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (strlen(parts[i]) > IMAGE_TEXT_BYTES_MAX)
@@ -111,6 +110,14 @@ enum kv_err needle_register(struct session *session, const struct needle_text *t
     if (text->key[0] == 0 || text->ask[0] == 0 || text->expect[0] == 0)
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "a needle needs a key, a question and an expected answer");
+    return KV_OK;
+}
+
+enum kv_err needle_register(struct session *session, const struct needle_text *text,
+                            struct kv_diag *diag) {
+    enum kv_err err = check_texts(text, diag);
+    if (err != KV_OK)
+        return err;
     struct session_info info;
     session_info(session, &info);
     struct image_needle needle = {.key = (char *)text->key,
@@ -118,7 +125,7 @@ enum kv_err needle_register(struct session *session, const struct needle_text *t
                                   .answer_prefix = (char *)text->answer_prefix,
                                   .expect = (char *)text->expect};
     struct text_view view = {engine_tokenizer(session_engine(session)), info.ids, info.n_kv};
-    enum kv_err err = find_spans(&view, &needle, diag);
+    err = find_spans(&view, &needle, diag);
     if (err != KV_OK)
         return err;
     return transfer_add_needle(session, &needle, diag);
@@ -282,6 +289,22 @@ enum kv_err needle_check(struct session *session, uint32_t index,
     }
     *result_out = result;
     return KV_OK;
+}
+
+enum kv_err needle_ask(struct session *session, const struct needle_text *text,
+                       struct needle_result *result_out, struct kv_diag *diag) {
+    struct image_needle needle = {.key = (char *)text->key,
+                                  .ask = (char *)text->ask,
+                                  .answer_prefix = (char *)text->answer_prefix,
+                                  .expect = (char *)text->expect};
+    struct asking asking = {text->expect, 0, 0};
+    struct score score;
+    enum kv_err err = check_texts(text, diag);
+    if (err == KV_OK)
+        err = ask_value(session, &needle, &asking, &score, diag);
+    if (err == KV_OK)
+        *result_out = (struct needle_result){.passed = score.agrees, .logp = (float)score.logp};
+    return err;
 }
 
 enum kv_err needle_score(struct session *session, uint32_t index, const char *value,

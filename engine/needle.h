@@ -54,6 +54,9 @@ struct needle_question {
 enum kv_err needle_check(struct session *session, uint32_t index,
                          const struct needle_question *question, struct needle_result *result_out,
                          struct kv_diag *diag);
+/* Asks a fact that need not be this session's, as an audit does; `kept` and `logp_hole` are 0. */
+enum kv_err needle_ask(struct session *session, const struct needle_text *text,
+                       struct needle_result *result_out, struct kv_diag *diag);
 /* Log-probability of other values under the same question: the identity test by margin. */
 enum kv_err needle_score(struct session *session, uint32_t index, const char *value,
                          float *logp_out, struct kv_diag *diag);

@@ -60,6 +60,9 @@ struct receipt {
     uint64_t given_bytes;
     float fingerprint_max_diff; /* over the recorded top logits */
     uint32_t needles_recorded, needles_asked, needles_passed, needles_kept;
+    uint32_t probes_tried, probes_kept;     /* save: spans asked, and those that can fail */
+    uint32_t probes_asked, probes_passed;   /* restore: of those kept */
+    uint64_t probes_ns;                     /* part of the proof's time */
     uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time */
     uint64_t wall_ns;
     enum receipt_stage bound_by; /* the busiest stage */

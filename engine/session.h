@@ -112,6 +112,10 @@ struct session_ask {
  * i = 0 gives the logits after the pending token. */
 enum kv_err session_ask(struct session *session, const struct session_ask *ask, session_row row,
                         void *context, struct kv_diag *diag);
+/* Several questions, each on the session as it is and none on another; `row` also gets which. */
+typedef void (*session_ask_row)(void *context, uint32_t ask, uint64_t row, const float *logits);
+enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
+                            session_ask_row row, void *context, struct kv_diag *diag);
 /* DESIGN section 10: one throwaway forward at position n_kv. */
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag);

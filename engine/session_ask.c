@@ -137,6 +137,29 @@ done:
     return err;
 }
 
+struct one_of_all {
+    uint32_t ask;
+    session_ask_row row;
+    void *context;
+};
+
+static void give_row_of(void *context, uint64_t row, const float *logits) {
+    const struct one_of_all *one = context;
+
+    one->row(one->context, one->ask, row, logits);
+}
+
+enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
+                            session_ask_row row, void *context, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+
+    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
+        struct one_of_all one = {i, row, context};
+        err = session_ask(session, &asks[i], give_row_of, &one, diag);
+    }
+    return err;
+}
+
 struct print {
     struct engine *engine;
     struct image_fingerprint *fingerprint;

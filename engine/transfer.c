@@ -264,6 +264,32 @@ enum kv_err transfer_add_needle(struct session *session, const struct image_need
     return KV_OK;
 }
 
+void transfer_drop_needle(struct session *session, uint32_t index) {
+    const struct kv_alloc *alloc = session->engine->settings.alloc;
+    struct image_needle *needle = &session->needles[index];
+
+    assert(index < session->needle_count);
+    kv_alloc_release(alloc, needle->key);
+    kv_alloc_release(alloc, needle->ask);
+    kv_alloc_release(alloc, needle->answer_prefix);
+    kv_alloc_release(alloc, needle->expect);
+    session->needle_count--;
+    memmove(needle, needle + 1, (session->needle_count - index) * sizeof *needle);
+}
+
+const struct image_probe *transfer_probes(const struct session *session, uint32_t *count_out) {
+    *count_out = session->probe_count;
+    return session->probes;
+}
+
+void transfer_set_probes(struct session *session, const struct image_probe *probes,
+                         uint32_t count) {
+    assert(count <= IMAGE_PROBES_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        session->probes[i] = probes[i];
+    session->probe_count = count;
+}
+
 /* --- freeze */
 
 static void *copy_array(const struct kv_alloc *alloc, const void *from, size_t count,
@@ -288,6 +314,11 @@ static enum kv_err freeze_image(struct session *session, struct image *image) {
     image->ids = copy_array(alloc, session->ids, session->n, sizeof *session->ids);
     image->roles = copy_array(alloc, session->roles, session->role_count, sizeof *session->roles);
     image->role_count = session->role_count;
+    /* A session that went back has lost the text of some. */
+    for (uint32_t i = 0; i < session->probe_count; i++)
+        if (session->probes[i].end <= session->n_kv &&
+            session->probes[i].asked_n_kv <= session->n_kv)
+            image->probes[image->probe_count++] = session->probes[i];
     image->needles = kv_alloc_zeroed(alloc, session->needle_count + 1u, sizeof *image->needles);
     if (!image->policies || !image->ids || !image->roles || !image->needles)
         return KV_ERR_NOMEM;

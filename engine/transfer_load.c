@@ -99,6 +99,7 @@ static enum kv_err fill_session(struct session *session, const struct image *ima
                                                  .sinks = image->sinks,
                                                  .page_count = image->page_count};
     memcpy(session->durable.pages, image->pages, sizeof image->pages);
+    transfer_set_probes(session, image->probes, image->probe_count);
     for (uint32_t i = 0; i < image->needle_count; i++)
         KV_TRY(transfer_add_needle(session, &image->needles[i], diag));
 done:

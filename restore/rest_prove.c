@@ -9,6 +9,7 @@
 #include "restore/rest_prove.h"
 
 #include "engine/needle.h"
+#include "engine/probe.h"
 
 #include <math.h>
 #include <string.h>
@@ -100,10 +101,52 @@ static enum kv_err prove_needle(const struct rest_prove_args *args, uint32_t ind
     return KV_OK;
 }
 
+/* All in one batch. A record that was carried forward from another length refuses nothing, as with
+ * needles. */
+static enum kv_err prove_probes(const struct rest_prove_args *args, struct kv_diag *diag) {
+    struct probe_result results[IMAGE_PROBES_MAX];
+    struct receipt *receipt = args->receipt;
+    uint32_t count = args->image->probe_count;
+    if (count > args->probes_max)
+        count = args->probes_max;
+    const struct probe_asking asking = {0, count, 0};
+    uint64_t begun = kv_clock_now_ns(args->clock);
+    enum kv_err err = probe_ask(args->session, &asking, results, diag);
+    receipt->probes_ns = kv_clock_now_ns(args->clock) - begun;
+    if (err == KV_ERR_LIMIT)
+        return KV_OK;
+    if (err != KV_OK)
+        return err;
+    receipt->probes_asked = count;
+    for (uint32_t i = 0; i < count; i++)
+        receipt->probes_passed += results[i].passed != 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct image_probe *probe = &args->image->probes[i];
+        if (probe->asked_n_kv != args->image->n_kv || args->degraded)
+            continue;
+        if (!results[i].passed)
+            return kv_diag_set(
+                diag, KV_ERR_PROOF,
+                "the probe of tokens %llu to %llu was answered when it was saved and "
+                "is not now: that memory cannot be reached",
+                (unsigned long long)probe->first, (unsigned long long)probe->end);
+        if (same_numerics(args) && memcmp(&results[i].logp, &probe->logp, sizeof probe->logp) != 0)
+            return kv_diag_set(diag, KV_ERR_PROOF,
+                               "the probe of tokens %llu to %llu is answered with log-probability "
+                               "%.9g, saved was %.9g",
+                               (unsigned long long)probe->first, (unsigned long long)probe->end,
+                               (double)results[i].logp, (double)probe->logp);
+    }
+    return KV_OK;
+}
+
 enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag) {
     const struct image *image = args->image;
     enum kv_err err = prove_fingerprint(args, diag);
     args->receipt->needles_recorded = image->needle_count;
+    args->receipt->probes_kept = image->probe_count;
+    if (err == KV_OK)
+        err = prove_probes(args, diag);
     for (uint32_t i = 0; err == KV_OK && i < image->needle_count; i++) {
         args->receipt->needles_kept += image->needles[i].kept != 0;
         if (image->needles[i].kept && !args->skip_needles)

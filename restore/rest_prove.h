@@ -1,6 +1,6 @@
 /* restore/rest_prove.h - a loaded session shows that it is the one that was saved.
  *
- * Responsible for: the fingerprint at the snapshot's tier map and the kept needles.
+ * Responsible for: the fingerprint at the snapshot's tier map, the probes and the kept needles.
  * Not responsible for: digests of bytes (rest_load.h), or dropping a session that fails.
  *
  * Threads: the scheduler thread.
@@ -27,6 +27,8 @@ struct rest_prove_args {
     /* Blocks are read at less than was saved: the floor's fingerprint is compared, and needles are
      * told but refuse nothing. */
     int degraded;
+    uint32_t probes_max;
+    const struct kv_clock *clock;
     struct receipt *receipt;
 };
 /* PROOF naming what differs; DEVICE, NOMEM. Fills fingerprint and needle fields of the receipt. */

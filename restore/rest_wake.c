@@ -130,6 +130,8 @@ static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
                                          .here = &wake->model.identity,
                                          .skip_needles = wake->options->skip_needles,
                                          .degraded = wake->receipt->degraded_blocks != 0,
+                                         .probes_max = wake->options->probes_max,
+                                         .clock = wake->source->clock,
                                          .receipt = wake->receipt};
     struct session_info info;
     enum kv_err err = rest_prove(&args, diag);

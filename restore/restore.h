@@ -30,9 +30,10 @@ struct restore_source {
 /* 0 from the callback cancels: the shadow is freed. */
 typedef int (*restore_progress)(void *context, uint64_t bytes_done, uint64_t bytes_all);
 struct restore_options {
-    int skip_needles;  /* only the fingerprint; the receipt says so */
+    int skip_needles;    /* only fingerprint and probes; the receipt says so */
+    uint32_t probes_max; /* so many of the probes are asked, 0: none */
     uint64_t snapshot; /* one of the session's older ones, 0: its head. What was woken from an older
-                          one cannot be saved: its head stands elsewhere */
+                            one cannot be saved: its head stands elsewhere */
     restore_progress progress;
     void *progress_context;
 };

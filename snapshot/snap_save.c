@@ -7,6 +7,7 @@
 #include "snapshot/snapshot.h"
 
 #include "engine/needle.h"
+#include "engine/probe.h"
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_path.h"
 #include "snapshot/snap_retain.h"
@@ -49,6 +50,18 @@ static enum kv_err ask_needles(struct session *session, struct receipt *receipt,
     return KV_OK;
 }
 
+static enum kv_err choose_probes(struct snapshot *snapshot, struct session *session,
+                                 struct receipt *receipt, struct kv_diag *diag) {
+    struct probe_report report;
+    uint64_t begun = now(snapshot);
+    enum kv_err err = probe_choose(session, snapshot->probes, &report, diag);
+    if (err != KV_OK)
+        return err;
+    receipt->probes_tried = report.tried;
+    receipt->probes_ns = now(snapshot) - begun;
+    return KV_OK;
+}
+
 static int want_page(void *context, uint64_t first, uint32_t tokens) {
     return snap_line_page(context, first, tokens) == NULL;
 }
@@ -78,6 +91,7 @@ static void describe(struct snapshot_ticket *ticket, const struct session_info *
     receipt->mixed_from = info->mixed_from;
     if (info->mixed_from != 0)
         describe_degraded(receipt, info);
+    receipt->probes_kept = image->probe_count;
     receipt->needles_recorded = image->needle_count;
     for (uint32_t i = 0; i < image->needle_count; i++)
         receipt->needles_kept += image->needles[i].kept != 0;
@@ -93,6 +107,8 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
         err = session_fingerprint(session, 1, &print_floor, diag);
     if (err == KV_OK && ticket->options.ask)
         err = ask_needles(session, &ticket->receipt, diag);
+    if (err == KV_OK && ticket->options.ask)
+        err = choose_probes(snapshot, session, &ticket->receipt, diag);
     if (err != KV_OK)
         return err;
     uint64_t proven = now(snapshot);

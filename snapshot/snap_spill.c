@@ -319,6 +319,9 @@ static void *spill_main(void *context) {
 
 enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snapshot **snapshot_out,
                           struct kv_diag *diag) {
+    if (settings->probes > IMAGE_PROBES_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "%u probes: use at most %d", settings->probes,
+                           IMAGE_PROBES_MAX);
     if (settings->queue_max == 0 || settings->queue_max > QUEUE_MAX)
         return kv_diag_set(diag, KV_ERR_INVALID, "queue_max is %u: use 1 to %d",
                            settings->queue_max, QUEUE_MAX);
@@ -333,6 +336,7 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->alloc = settings->alloc;
     snapshot->clock = settings->clock;
     snapshot->queue_max = settings->queue_max;
+    snapshot->probes = settings->probes;
     snapshot->lines = (struct snap_lines){settings->alloc, settings->store, settings->engine, NULL};
     pthread_mutex_init(&snapshot->lock, NULL);
     pthread_condattr_t monotonic;

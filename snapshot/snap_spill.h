@@ -58,6 +58,7 @@ struct snapshot {
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     uint32_t queue_max;
+    uint32_t probes;
     struct snap_lines lines;
 
     pthread_t thread;

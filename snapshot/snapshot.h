@@ -29,6 +29,7 @@ struct snapshot_settings {
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     uint32_t queue_max; /* blocks and saves waiting, 1 … 65,536; a full queue delays the save */
+    uint32_t probes;    /* to choose where needles are asked, 0 … IMAGE_PROBES_MAX */
 };
 enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snapshot **snapshot_out,
                           struct kv_diag *diag);
@@ -58,7 +59,8 @@ enum kv_err snapshot_plan_save(struct snapshot *snapshot, struct session *sessio
 
 struct snapshot_options {
     int is_explicit; /* stays when later turns are saved */
-    int ask;         /* ask needles with and without their hole, and record the results */
+    int ask;         /* ask needles with and without their hole, record the results, and choose
+                        probes anew */
     int asleep;      /* mark it as written for sleep (snapshot_sleep sets it) */
     const char *tag; /* NULL: none; a tagged snapshot is explicit. Copied. EXISTS, INVALID */
 };

@@ -30,9 +30,10 @@ static void make_long_session(struct cli *cli, const char *name) {
 
 static void every_command_has_help(void **state) {
     struct cli *cli = *state;
-    static const char *const names[] = {"chat",    "run",    "ls", "show",  "snapshot", "restore",
-                                        "needle",  "verify", "rm", "stats", "tokenize", "bench",
-                                        "version", "help",   "gc", "fsck",  "scrub"};
+    static const char *const names[] = {"chat",     "run",    "ls",      "show",   "snapshot",
+                                        "restore",  "needle", "verify",  "rm",     "stats",
+                                        "tokenize", "bench",  "version", "help",   "gc",
+                                        "fsck",     "scrub",  "export",  "import", "audit"};
     cli_call(cli, "help", NULL);
     cli_good(cli);
     char overview[8192];

@@ -173,6 +173,46 @@ static void version_1_stays_what_it_is(void **state) {
     drop(&whole);
 }
 
+/* Probes are what version 2 has more, and it is written only with them. */
+static void probes_make_version_2(void **state) {
+    (void)state;
+    static const struct image_probe wrong[] = {
+        {63, 80, 83, 1400, -1, -9},       {100, 100, 103, 1400, -1, -9},
+        {100, 116, 116, 1400, -1, -9},    {100, 116, 165, 1400, -1, -9},
+        {1480, 1497, 1500, 1400, -1, -9}, {100, 116, 119, N, -1, -9}};
+    struct image image, back;
+    struct kv_diag diag = {""};
+    make_image(&image);
+    image.probe_count = 2;
+    image.probes[0] = (struct image_probe){100, 116, 119, 1400, -0.5f, -8.25f};
+    image.probes[1] = (struct image_probe){1480, 1496, 1499, 1499, -0.25f, -7.5f};
+    struct encoded whole = encode(&image);
+    assert_int_equal(kv_get_u32(whole.bytes + 4), 2);
+    assert_int_equal(image_decode(whole.bytes, whole.size, kv_alloc_system(), &back, &diag), KV_OK);
+    assert_int_equal(back.probe_count, 2);
+    assert_memory_equal(back.probes, image.probes, 2 * sizeof *back.probes);
+    image_release(&back, kv_alloc_system());
+    /* Without its last part, with version 1 for it, and with too many. */
+    enum { PROBES_BYTES = PART_HEAD + 4 + 2 * 40 };
+    assert_int_equal(decode(whole.bytes, whole.size - PROBES_BYTES, &diag), KV_ERR_CORRUPT);
+    assert_non_null(strstr(diag.text, "probes"));
+    kv_put_u32(whole.bytes + 4, 1);
+    assert_int_equal(decode(whole.bytes, whole.size, &diag), KV_ERR_CORRUPT);
+    drop(&whole);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        image.probes[1] = wrong[i];
+        whole = encode(&image);
+        assert_int_equal(decode(whole.bytes, whole.size, &diag), KV_ERR_CORRUPT);
+        assert_non_null(strstr(diag.text, "probe"));
+        drop(&whole);
+    }
+    image.probe_count = IMAGE_PROBES_MAX + 1;
+    assert_int_equal(image_encode(&image, kv_alloc_system(), &whole.bytes, &whole.size, &diag),
+                     KV_ERR_LIMIT);
+    image.probe_count = 0;
+    image_release(&image, kv_alloc_system());
+}
+
 /* CASE-02: no part is optional. */
 static void a_missing_part_is_named(void **state) {
     (void)state;
@@ -377,7 +417,7 @@ static void receipt_names_the_busiest_stage(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(round_trip_is_canonical),
-             cmocka_unit_test(version_1_stays_what_it_is),
+             cmocka_unit_test(version_1_stays_what_it_is), cmocka_unit_test(probes_make_version_2),
              cmocka_unit_test(a_missing_part_is_named), cmocka_unit_test(every_cut_is_refused),
              cmocka_unit_test(absurd_numbers_break_nothing),
              cmocka_unit_test(part_lengths_are_checked), cmocka_unit_test(newer_version_says_which),

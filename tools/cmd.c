@@ -244,6 +244,7 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.reserve_slots = config->reserve_slots;
     settings.policy = config->policy;
     settings.sampler = config->sampler;
+    settings.probes = config->probes;
     settings.alloc = cmd->alloc;
     settings.clock = cmd->clock;
     if (!read_only) {

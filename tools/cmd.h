@@ -92,6 +92,7 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_needle(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_audit(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_expire(struct cmd *cmd, struct kv_diag *diag);

@@ -53,14 +53,19 @@ static const struct cmd_entry entries[] = {
      "Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
      "  coldplane restore travel\n  coldplane restore travel --json\n", 1, 1, CONFIG_ENGINE,
      cmd_restore},
-    {"needle", "plant|check|ls NAME", "facts that a session must still know",
+    {"needle", "add|plant|check|ls|rm NAME", "facts that a session must still know",
+     "add:   a fact that was said in the chat: --ask the question, --expect the answer as it "
+     "stands\n"
+     "       there; asked plain and with a hole where it stands, then saved.\n"
      "plant: states the fact in a user turn, asks it plain and with a hole where it stands, and\n"
      "       keeps it only if it was answered and could have failed; then saves.\n"
      "check: asks the needles again (or the one of --key), with and without the hole, and says of\n"
      "       each: kept (passed, and less likely by 2 nats with the hole), cannot-fail (passed, "
      "but\n"
      "       not so much less likely), or failed. Exit 7 when one fails that was kept till now.\n"
-     "ls:    the recorded needles; needs no model.",
+     "ls:    the recorded needles; needs no model.\n"
+     "rm:    forgets the needle of --key; what was said stays.",
+     "  coldplane needle add travel --ask 'Where do we go?' --expect Oslo --answer-prefix 'To '\n"
      "  coldplane needle plant travel --key 'green lamp' --value 4817\n"
      "  coldplane needle check travel\n"
      "  coldplane needle ls travel\n",
@@ -69,6 +74,12 @@ static const struct cmd_entry entries[] = {
      "Every extent of every snapshot of NAME, or of all sessions. Reads beside a running\n"
      "writer; needs no model. Exit 4 when anything is not what was written.",
      "  coldplane verify\n  coldplane verify travel --json\n", 0, 1, 0, cmd_verify},
+    {"audit", "", "does any session answer with another one's facts?",
+     "Wakes every session of the store, asks its own needles again, then the questions of the\n"
+     "others and one about a fact that nobody has: no answer may be another session's value, and\n"
+     "under a key that two sessions have its own value must be likelier than the other's. Names\n"
+     "sessions, never values. Writes nothing. Exit 7 when anything is wrong.",
+     "  coldplane audit\n  coldplane audit --json\n", 0, 0, CONFIG_ENGINE, cmd_audit},
     {"export", "NAME FILE|-", "one session into one file",
      "Everything that the newest snapshot of NAME needs, checked while it is read; - is standard\n"
      "output. The file appears when it is complete and never replaces another. Reads beside a\n"

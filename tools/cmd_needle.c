@@ -1,4 +1,4 @@
-/* tools/cmd_needle.c - needle plant, check, ls: facts that a session must still know.
+/* tools/cmd_needle.c - needle add, plant, check, ls, rm: facts that a session must still know.
  *
  * Responsible for: stating a fact in the house form, the text and JSON of these commands.
  * Not responsible for: asking and scoring (engine/needle.c).
@@ -110,6 +110,13 @@ static enum kv_err state_fact(struct service *service, struct session *session,
     return err;
 }
 
+static void tell_saved(struct cmd *cmd, const struct receipt *receipt) {
+    if (cmd->result != NULL)
+        cJSON_AddItemToObject(cmd->result, "receipt", receipt_print_json(receipt));
+    else
+        receipt_print_line(receipt, stdout);
+}
+
 static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct session *session,
                             struct kv_diag *diag) {
     struct needle_form form;
@@ -128,18 +135,29 @@ static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct ses
     KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
     tell_needle(needle_list(cmd), &needles[count - 1]);
-    if (cmd->result != NULL)
-        cJSON_AddItemToObject(cmd->result, "receipt", receipt_print_json(&receipt));
-    else
-        receipt_print_line(&receipt, stdout);
+    tell_saved(cmd, &receipt);
 done:
     return err;
 }
 
-static enum kv_err plant(struct cmd *cmd, struct kv_diag *diag) {
+/* Opens the session for writing, works in it, closes. */
+static enum kv_err in_session(struct cmd *cmd,
+                              enum kv_err (*work)(struct cmd *cmd, struct service *service,
+                                                  struct session *session, struct kv_diag *diag),
+                              struct kv_diag *diag) {
     struct service *service = NULL;
     struct session *session = NULL;
     struct service_opened opened;
+    enum kv_err err = cmd_open_service(cmd, 0, &service, diag);
+    if (err == KV_OK)
+        err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
+    if (err == KV_OK)
+        err = work(cmd, service, session, diag);
+    service_close(service);
+    return err;
+}
+
+static enum kv_err plant(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->config->key == NULL || cmd->config->value == NULL)
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "needle plant: --key and --value are needed, such as --key 'green "
@@ -149,13 +167,67 @@ static enum kv_err plant(struct cmd *cmd, struct kv_diag *diag) {
                            "needle plant: --%s is not one line of UTF-8 text without control "
                            "characters; take plain words",
                            text_is_plain(cmd->config->key) ? "value" : "key");
-    enum kv_err err = cmd_open_service(cmd, 0, &service, diag);
-    if (err == KV_OK)
-        err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
-    if (err == KV_OK)
-        err = plant_in(cmd, service, session, diag);
-    service_close(service);
+    return in_session(cmd, plant_in, diag);
+}
+
+/* --- add, rm */
+
+static enum kv_err add_in(struct cmd *cmd, struct service *service, struct session *session,
+                          struct kv_diag *diag) {
+    const struct config *config = cmd->config;
+    const struct needle_text text = {config->key != NULL ? config->key : config->ask, config->ask,
+                                     config->answer_prefix != NULL ? config->answer_prefix : "",
+                                     config->expect};
+    const struct needle_question question = {.with_hole = 1, .update = 1};
+    struct needle_result asked;
+    struct receipt receipt;
+    uint32_t count = 0;
+    enum kv_err err = KV_OK;
+    KV_TRY(needle_register(session, &text, diag));
+    struct image_needle *needles = transfer_needles(session, &count);
+    KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
+    KV_TRY(service_save(service, session, 0, &receipt, diag));
+    tell_needle(needle_list(cmd), &needles[count - 1]);
+    tell_saved(cmd, &receipt);
+done:
     return err;
+}
+
+static enum kv_err rm_in(struct cmd *cmd, struct service *service, struct session *session,
+                         struct kv_diag *diag) {
+    struct receipt receipt;
+    uint32_t count = 0, index = 0;
+    enum kv_err err = KV_OK;
+    struct image_needle *needles = transfer_needles(session, &count);
+    KV_TRY(find_key(needles, count, cmd->config->key, &index, diag));
+    tell_needle(needle_list(cmd), &needles[index]);
+    transfer_drop_needle(session, index);
+    KV_TRY(service_save(service, session, 0, &receipt, diag));
+    tell_saved(cmd, &receipt);
+done:
+    return err;
+}
+
+static enum kv_err add(struct cmd *cmd, struct kv_diag *diag) {
+    const struct config *config = cmd->config;
+    const char *const texts[] = {config->ask, config->expect, config->answer_prefix, config->key};
+    if (config->ask == NULL || config->expect == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "needle add: --ask and --expect are needed, such as --ask 'What is the "
+                           "name of my cat?' --expect Mimi");
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        if (texts[i] != NULL && !text_is_plain(texts[i]))
+            return kv_diag_set(diag, KV_ERR_INVALID,
+                               "needle add: a text is not one line of UTF-8 without control "
+                               "characters; take plain words");
+    return in_session(cmd, add_in, diag);
+}
+
+static enum kv_err rm(struct cmd *cmd, struct kv_diag *diag) {
+    if (cmd->config->key == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "needle rm: --key is needed; `coldplane needle ls` lists the keys");
+    return in_session(cmd, rm_in, diag);
 }
 
 /* --- check */
@@ -262,10 +334,14 @@ enum kv_err cmd_needle(struct cmd *cmd, struct kv_diag *diag) {
         return err;
     if (strcmp(action, "plant") == 0)
         return plant(cmd, diag);
+    if (strcmp(action, "add") == 0)
+        return add(cmd, diag);
+    if (strcmp(action, "rm") == 0)
+        return rm(cmd, diag);
     if (strcmp(action, "check") == 0)
         return check(cmd, diag);
     if (strcmp(action, "ls") == 0)
         return list(cmd, diag);
     return kv_diag_set(diag, KV_ERR_INVALID,
-                       "needle %.60s: no such action; take plant, check or ls", action);
+                       "needle %.60s: no such action; take add, plant, check, ls or rm", action);
 }

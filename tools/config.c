@@ -74,6 +74,8 @@ static const struct setting settings[] = {
      "slots never given to a session"},
     {"sessions", NULL, KIND_U32, AT(sessions_max), 1, 1024, CONFIG_ENGINE, 1, "N",
      "sessions held on the device at once"},
+    {"probes", NULL, KIND_U32, AT(probes), 0, IMAGE_PROBES_MAX, CONFIG_ENGINE, 1, "N",
+     "spans of a session's own text chosen before sleep, asked at a wake"},
     {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|bf16",
      "how a new session keeps its KV"},
     {"ages", NULL, KIND_AGES, AT(policy), 0, 0, CONFIG_CREATE, 1, "A,B,C|none",
@@ -96,6 +98,12 @@ static const struct setting settings[] = {
      "session to talk to (default: `chat`)"},
     {"key", NULL, KIND_TEXT, AT(key), 0, 0, CONFIG_NEEDLE, 0, "K", "name of the fact"},
     {"value", NULL, KIND_TEXT, AT(value), 0, 0, CONFIG_NEEDLE, 0, "V", "the fact itself"},
+    {"ask", NULL, KIND_TEXT, AT(ask), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
+     "question about a fact that was said in the chat"},
+    {"expect", NULL, KIND_TEXT, AT(expect), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
+     "its answer, as it stands in the chat"},
+    {"answer-prefix", NULL, KIND_TEXT, AT(answer_prefix), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
+     "how the answer begins, up to the fact"},
     {"as", NULL, KIND_TEXT, AT(as), 0, 0, CONFIG_IMPORT, 0, "NAME",
      "name of the session here (default: the one in the file)"},
     {"any-model", NULL, KIND_SWITCH, AT(any_model), 0, 1, CONFIG_IMPORT, 0, "",
@@ -442,6 +450,7 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     config->store_max_bytes = usual.store_bytes_max;
     config->policy = usual.policy;
     config->sampler = usual.sampler;
+    config->probes = usual.probes;
     config->tokens_max = 512;
     config->bench_bytes = UINT64_C(256) << 20;
     return KV_OK;

@@ -31,7 +31,7 @@ enum config_group {
     CONFIG_TURN = 1 << 3,    /* system, max-tokens */
     CONFIG_PROMPT = 1 << 4,  /* prompt */
     CONFIG_SESSION = 1 << 5, /* session */
-    CONFIG_NEEDLE = 1 << 6,  /* key, value */
+    CONFIG_NEEDLE = 1 << 6,  /* key, value, ask, expect, answer-prefix */
     CONFIG_TOKENS = 1 << 7,  /* special */
     CONFIG_BENCH = 1 << 8,   /* tokens, size, build */
     CONFIG_WRITE = 1 << 9,   /* store-max, may-degrade, write-per-… */
@@ -48,14 +48,15 @@ struct config {
     uint32_t threads;
     enum engine_simd simd;
     uint64_t slots_bytes;
-    uint32_t reserve_slots, sessions_max;
+    uint32_t reserve_slots, sessions_max, probes;
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t tokens_max;
-    const char *system, *session, *prompt, *key, *value, *as; /* NULL: not given */
-    uint64_t bench_tokens, bench_bytes;                       /* bench_tokens 0: not given */
-    uint64_t rate_bytes;                                      /* 0: unbounded */
-    uint64_t write_second_bytes, write_day_bytes;             /* 0: unbounded */
+    const char *system, *session, *prompt, *key, *value, *as, *ask, *expect,
+        *answer_prefix;                           /* NULL: not given */
+    uint64_t bench_tokens, bench_bytes;           /* bench_tokens 0: not given */
+    uint64_t rate_bytes;                          /* 0: unbounded */
+    uint64_t write_second_bytes, write_day_bytes; /* 0: unbounded */
     int json, help, show, version, special, build, posix_io;
     int dry_run, read_data, repair, rebuild_index, restart, any_model;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */

@@ -76,6 +76,12 @@ static void add_proof(cJSON *to, const struct receipt *receipt) {
     add_number(needles, "asked", receipt->needles_asked);
     add_number(needles, "passed", receipt->needles_passed);
     add_number(needles, "kept", receipt->needles_kept);
+    cJSON *probes = cJSON_AddObjectToObject(to, "probes");
+    add_number(probes, "tried", receipt->probes_tried);
+    add_number(probes, "kept", receipt->probes_kept);
+    add_number(probes, "asked", receipt->probes_asked);
+    add_number(probes, "passed", receipt->probes_passed);
+    add_number(probes, "ns", receipt->probes_ns);
 }
 
 static void add_times(cJSON *to, const struct receipt *receipt) {
@@ -157,6 +163,19 @@ static void print_times(const struct receipt *receipt, FILE *out) {
                         : 100.0 * (double)receipt->stage_ns[i] / (double)receipt->wall_ns);
 }
 
+static void print_probes(const struct receipt *receipt, FILE *out) {
+    char text[TEXT_SHORT_BYTES];
+    fprintf(out, "  probes               %" PRIu32 " kept", receipt->probes_kept);
+    if (receipt->operation == RECEIPT_RESTORE)
+        fprintf(out, ", %" PRIu32 " asked, %" PRIu32 " passed", receipt->probes_asked,
+                receipt->probes_passed);
+    else
+        fprintf(out, " of %" PRIu32 " tried", receipt->probes_tried);
+    if (receipt->probes_ns != 0)
+        fprintf(out, " in %s", text_duration(receipt->probes_ns, text));
+    fprintf(out, "\n");
+}
+
 static void print_proof(const struct receipt *receipt, FILE *out) {
     fprintf(out, "  digests              %" PRIu32 " checked, %" PRIu32 " failed\n",
             receipt->digests_checked, receipt->digests_failed);
@@ -169,6 +188,7 @@ static void print_proof(const struct receipt *receipt, FILE *out) {
             " asked, %" PRIu32 " passed\n",
             receipt->needles_recorded, receipt->needles_kept, receipt->needles_asked,
             receipt->needles_passed);
+    print_probes(receipt, out);
 }
 
 static void print_degraded(const struct receipt *receipt, FILE *out) {

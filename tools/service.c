@@ -29,6 +29,7 @@ struct service {
     struct restore_source source;
     struct image_policy policy;
     struct image_sampler sampler;
+    uint32_t probes;
     int making_room; /* a sleep under way may itself run short of slots */
     char note[NOTE_BYTES];
 };
@@ -47,6 +48,7 @@ void service_settings_usual(struct service_settings *settings_out) {
         .slot_budget_bytes = UINT64_C(1) << 30,
         .reserve_slots = 64,
         .queue_max = 4096,
+        .probes = 4,
         .policy = {IMAGE_RECIPE_V3, 1, {32768, 0, 0}},
         .sampler = {0.0f, 0.9f, 50, 1},
         .alloc = kv_alloc_system(),
@@ -259,6 +261,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->clock = settings->clock;
     service->policy = settings->policy;
     service->sampler = settings->sampler;
+    service->probes = settings->probes;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
     KV_TRY(open_store(service, settings, diag));
     KV_TRY(open_engine(service, settings, diag));
@@ -271,7 +274,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                              .engine = service->engine,
                                              .alloc = settings->alloc,
                                              .clock = settings->clock,
-                                             .queue_max = settings->queue_max};
+                                             .queue_max = settings->queue_max,
+                                             .probes = settings->probes};
         KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
         snapshot_write_budget(service->snapshot, settings->write_second_bytes,
                               settings->write_day_bytes);
@@ -354,7 +358,7 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag) {
-    const struct restore_options usual = {0};
+    const struct restore_options usual = {.probes_max = service->probes};
     struct restore_plan plan;
     memset(receipt_out, 0, sizeof *receipt_out);
     if (session_find(service->engine, name) != NULL)
@@ -390,6 +394,7 @@ enum kv_err service_session(struct service *service, const char *name,
     err = snapshot_find(service->store, &service->alloc, name, &entry, diag);
     if (err == KV_OK) {
         struct restore_options options = {.skip_needles = lookup->skip_needles,
+                                          .probes_max = lookup->skip_needles ? 0 : service->probes,
                                           .progress = lookup->progress,
                                           .progress_context = lookup->progress_context};
         opened_out->found = SERVICE_WOKEN;

@@ -47,6 +47,7 @@ struct service_settings {
     int poison_free_slots;
     uint64_t shuffle_seed;
     uint32_t queue_max;           /* blocks and saves waiting for the writer */
+    uint32_t probes;              /* chosen before sleep, asked at a wake; 0: none */
     struct image_policy policy;   /* of new sessions */
     struct image_sampler sampler; /* of new sessions */
     const struct kv_alloc *alloc;
@@ -93,7 +94,7 @@ enum kv_err service_session(struct service *service, const char *name,
                             struct service_opened *opened_out, struct kv_diag *diag);
 
 /* Makes room for the plan of `name`, then wakes it. EXISTS when it is resident. `options` NULL:
- * needles asked, no progress. */
+ * needles and probes asked, no progress. */
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);
