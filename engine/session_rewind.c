@@ -25,6 +25,22 @@ static int stands_before(const struct image_needle *needle, uint64_t n) {
     return before;
 }
 
+/* What was asked at an end that is gone says nothing of a later one of the same length: not asked,
+ * until the next explicit snapshot. */
+static void forget_answers(struct session *session) {
+    struct image_probe probes[IMAGE_PROBES_MAX];
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < session->needle_count; i++)
+        session->needles[i].asked_n_kv = 0;
+    for (uint32_t i = 0; i < session->probe_count; i++) {
+        probes[kept] = session->probes[i];
+        probes[kept].asked_n_kv = 0;
+        kept += probes[kept].end <= session->n;
+    }
+    transfer_set_probes(session, probes, kept);
+}
+
 static void cut_text(struct session *session, uint64_t n) {
     uint32_t kept = 0;
 
@@ -39,6 +55,9 @@ static void cut_text(struct session *session, uint64_t n) {
             engine_inner_needle_release(session->engine, &session->needles[i]);
     }
     session->needle_count = kept;
+#ifndef BREAK_REWIND_ASKED
+    forget_answers(session);
+#endif
     while (session->policy_count > 1 &&
            session->policies[session->policy_count - 1].from_n_kv > session->n_kv)
         session->policy_count--;

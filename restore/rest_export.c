@@ -228,7 +228,7 @@ enum kv_err restore_export(const struct restore_export_args *args,
     struct exporting out = {.args = args, .diag = diag};
     enum kv_err err = KV_OK;
     store_hold(args->store);
-    KV_TRY(rest_plan_image(args->store, args->alloc, args->name, 0, &out.plan, diag));
+    KV_TRY(rest_plan_image(args->store, args->alloc, args->name, args->snapshot, &out.plan, diag));
     KV_TRY(rest_plan_records(args->store, &out.plan, diag));
     out.all = expected_bytes(&out.plan);
     err = put_all(&out);

@@ -69,13 +69,14 @@ struct restore_check {
 enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, const char *name,
                            struct restore_check *check_out, struct kv_diag *diag);
 
-/* Writes the head snapshot of `name`, with every block and page that it needs, to `put`, as
+/* Writes one snapshot of `name`, with every block and page that it needs, to `put`, as
  * snapshot/EXPORT.md says; without an engine. Every digest is checked on the way. What `put`
  * returns ends it. */
 struct restore_export_args {
     struct store *store;
     const struct kv_alloc *alloc;
     const char *name;
+    uint64_t snapshot; /* one of the session's older ones, 0: its head */
     enum kv_err (*put)(void *context, const void *bytes, size_t count, struct kv_diag *diag);
     void *context;
     restore_progress progress; /* may be NULL */

@@ -65,6 +65,8 @@ static void what_cannot_be_done_is_said(void **state) {
     make_session(cli);
     cli_call(cli, "export", "nobody", path_in(cli, "x"), NULL);
     cli_refused(cli, 2, "nobody");
+    cli_call(cli, "export", "trip@noon", path_in(cli, "x"), NULL);
+    cli_refused(cli, 2, "noon");
     cli_call(cli, "export", "trip", path_in(cli, "no/folder"), NULL);
     cli_refused(cli, 2, "cannot be made");
     cli_call(cli, "export", "trip", "-", "--json", NULL);

@@ -9,6 +9,8 @@
 #include "engine/export.h"
 #include "snapshot/snap_care.h"
 #include "snapshot/snap_import.h"
+#include "snapshot/snap_lower.h"
+#include "snapshot/snap_tree.h"
 #include "store/base/bytes.h"
 #include "store/io.h"
 #include "tests/support_fuzz.h"
@@ -246,6 +248,64 @@ static void a_store_with_other_settings_takes_it(void **state) {
     assert_memory_equal(&resident, &f.resident, sizeof resident);
     assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
     free(again.at);
+    close_fixture(&f);
+}
+
+/* A fork owns a few blocks and reads the others from its parent: all go into the file. */
+static void a_fork_takes_along_what_it_shares(void **state) {
+    (void)state;
+    struct fixture f = {0};
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    make_file(&f, IMAGE_RECIPE_V3, 64 + 256 * 4 + 30);
+    const struct snap_tree tree = {f.life.store, kv_alloc_system(), kv_clock_system()};
+    const struct snap_tree_place place = {"chat", NULL};
+    if (snap_tree_fork(&tree, &place, "kid", &diag) != KV_OK)
+        fail_msg("fork: %s", diag.text);
+    struct session *kid = life_wake(&f.life, "kid", &receipt);
+    life_say(kid, 4, 600, 3, NULL);
+    f.resident = life_resident(kid);
+    life_sleep(&f.life, kid);
+    free(f.file.at);
+    f.file = export_of(&f.life, "kid");
+    open_other(&f, NULL, 1);
+    import_good(&f.other, &f.file, "kid");
+    kid = life_wake(&f.other, "kid", &receipt);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    struct kv_digest resident = life_resident(kid);
+    assert_memory_equal(&resident, &f.resident, sizeof resident);
+    close_fixture(&f);
+}
+
+/* Planes that a session has given up are neither there nor missed. */
+static void a_degraded_session_goes_as_it_is(void **state) {
+    (void)state;
+    struct fixture f = {0};
+    struct receipt receipt;
+    struct snap_lower_sum sum;
+    make_file(&f, IMAGE_RECIPE_V3, 64 + 256 * 7 + 30);
+    struct session *session = session_find(f.life.engine, "chat");
+    life_sleep(&f.life, session);
+    struct record_snapshot head = life_head(&f.life, "chat", NULL);
+    const struct snap_lower_args args = {.store = f.life.store,
+                                         .alloc = kv_alloc_system(),
+                                         .lineage = head.lineage,
+                                         .blocks = head.block_count,
+                                         .streams = 1u << LAYOUT_KL | 1u << LAYOUT_VR2};
+    assert_int_equal(snap_lower_lineage(&args, &sum, NULL), KV_OK);
+    uint64_t whole = f.file.count;
+    free(f.file.at);
+    f.file = export_of(&f.life, "chat");
+    assert_true(f.file.count < whole * 9 / 10);
+    struct kv_digest resident = life_resident(life_wake(&f.life, "chat", &receipt));
+    uint32_t degraded = receipt.degraded_blocks;
+    open_other(&f, NULL, 1);
+    import_good(&f.other, &f.file, "chat");
+    struct kv_digest found = life_resident(life_wake(&f.other, "chat", &receipt));
+    assert_memory_equal(&resident, &found, sizeof resident);
+    assert_int_equal(receipt.degraded_blocks, degraded);
+    assert_true(degraded > 0 && receipt.fingerprint_floor);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
     close_fixture(&f);
 }
 
@@ -488,6 +548,8 @@ static void a_kill_leaves_nothing_visible(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(every_kind_of_session_comes_back),
              cmocka_unit_test(a_store_with_other_settings_takes_it),
+             cmocka_unit_test(a_fork_takes_along_what_it_shares),
+             cmocka_unit_test(a_degraded_session_goes_as_it_is),
              cmocka_unit_test(a_cut_file_leaves_nothing),
              cmocka_unit_test(any_changed_byte_is_found), cmocka_unit_test(frames_cannot_be_moved),
              cmocka_unit_test(impossible_numbers_are_named),

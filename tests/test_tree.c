@@ -616,7 +616,48 @@ static void names_with_at_signs_are_names(void **state) {
     life_close(&f.life);
 }
 
-TESTING_MAIN(cmocka_unit_test(the_child_outlives_the_parent),
+/* Answers of an end that is gone must neither make the next image impossible nor be compared with
+ * those of another text of the same length: BREAK_REWIND_ASKED keeps them. */
+static void going_back_forgets_answers(void **state) {
+    (void)state;
+    struct fixture f;
+    struct session_info info;
+    struct kv_diag diag = {""};
+    uint32_t needles = 0, probes = 0;
+    begin(&f);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 700, 3, NULL);
+    session_info(session, &info);
+    const struct image_needle needle = {.key = "k",
+                                        .ask = "q",
+                                        .answer_prefix = "",
+                                        .expect = "e",
+                                        .span_count = 1,
+                                        .spans = {{IMAGE_RAW, 80, 90}},
+                                        .kept = 1,
+                                        .passed = 1,
+                                        .asked_n_kv = info.n_kv};
+    const struct image_probe asked[2] = {{100, 116, 119, info.n_kv, -1, -9},
+                                         {650, 666, 669, info.n_kv, -1, -9}};
+    assert_int_equal(transfer_add_needle(session, &needle, &diag), KV_OK);
+    transfer_set_probes(session, asked, 2);
+    life_save(&f.life, session, 0);
+    rewind_to(&f, session, info.n - 60);
+    life_save(&f.life, session, 0);
+    session_drop(session);
+    snapshot_drain(f.life.snapshot);
+    session = life_wake(&f.life, "chat", NULL);
+    assert_int_equal(transfer_needles(session, &needles)[0].asked_n_kv, 0);
+    assert_int_equal(transfer_probes(session, &probes)[0].asked_n_kv, 0);
+    assert_int_equal(needles, 1);
+    assert_int_equal(probes, 1);
+    session_drop(session);
+    all_is_well(&f);
+    life_close(&f.life);
+}
+
+TESTING_MAIN(cmocka_unit_test(going_back_forgets_answers),
+             cmocka_unit_test(the_child_outlives_the_parent),
              cmocka_unit_test(the_parent_outlives_the_child), cmocka_unit_test(both_go_on),
              cmocka_unit_test(a_line_of_forks), cmocka_unit_test(fifty_forks_cost_records),
              cmocka_unit_test(tags_stay_and_can_be_gone_back_to),

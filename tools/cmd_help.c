@@ -80,9 +80,11 @@ static const struct cmd_entry entries[] = {
      "under a key that two sessions have its own value must be likelier than the other's. Names\n"
      "sessions, never values. Writes nothing. Exit 7 when anything is wrong.",
      "  coldplane audit\n  coldplane audit --json\n", 0, 0, CONFIG_ENGINE, cmd_audit},
-    {"export", "NAME FILE|-", "one session into one file",
-     "Everything that the newest snapshot of NAME needs, checked while it is read; - is standard\n"
-     "output. The file appears when it is complete and never replaces another. Reads beside a\n"
+    {"export", "NAME[@TAG] FILE|-", "one session into one file",
+     "Everything that the newest snapshot of NAME (or the one with the tag) needs, also of what "
+     "it\n"
+     "shares with others, checked while it is read; - is standard output. The file appears when it "
+     "is complete and never replaces another. Reads beside a\n"
      "running writer; needs no model. Not compressed and not encrypted: pipe it through programs\n"
      "that do. The form is snapshot/EXPORT.md.",
      "  coldplane export travel travel.cpx\n"

@@ -9,6 +9,7 @@
 #include "tools/text.h"
 
 #include "snapshot/snap_import.h"
+#include "snapshot/snap_tree.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -145,16 +146,19 @@ static void tell_exported(struct moving *moving, const struct restore_exported *
 enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag) {
     struct moving moving = {.cmd = cmd, .path = cmd_word(cmd, 1), .file = -1};
     struct store *store = NULL;
-    struct snapshot_entry entry;
+    struct snap_tree_room room;
+    struct snap_tree_place place;
     struct restore_exported exported;
+    uint64_t snapshot = 0;
     enum kv_err err = KV_OK;
-    KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(cmd_open_store(cmd, 1, &store, diag));
-    KV_TRY(cmd_find(cmd, store, &entry, diag));
+    KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
+    KV_TRY(snap_tree_find(store, &place, &snapshot, NULL, diag));
     KV_TRY(open_output(&moving, diag));
     const struct restore_export_args args = {.store = store,
                                              .alloc = cmd->alloc,
-                                             .name = cmd->session_name,
+                                             .name = place.name,
+                                             .snapshot = snapshot,
                                              .put = put_bytes,
                                              .context = &moving,
                                              .progress = on_progress,
