@@ -215,6 +215,8 @@ void session_info(const struct session *session, struct session_info *info_out) 
         .tokens_prefilled = session->tokens_prefilled,
         .tokens_decoded = session->tokens_decoded,
         .ids = session->ids,
+        .roles = session->roles,
+        .role_count = session->role_count,
         .policy = *engine_inner_policy(session),
         .sampler = session->sampler,
         .mixed_from = image_mixed_from(session->policies, session->policy_count)};

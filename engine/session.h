@@ -58,6 +58,8 @@ struct session_info {
     uint64_t tokens_prefilled; /* since this session object exists: 0 right after a restore */
     uint64_t tokens_decoded;
     const uint32_t *ids;
+    const struct image_span *roles;
+    uint32_t role_count;
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t tier_blocks[16]; /* blocks by enum layout_tier as attention reads them now */

@@ -54,6 +54,19 @@ enum kv_err snap_tree_parse(struct store *store, const char *text, struct snap_t
     return KV_OK;
 }
 
+enum kv_err snap_tree_check(const char *text, struct kv_diag *diag) {
+    const char *at = strrchr(text, '@');
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+    if (at == NULL || (size_t)(at - text) > IMAGE_NAME_BYTES_MAX)
+        return session_check_name(text, diag);
+    if (session_check_name(text, NULL) == KV_OK)
+        return KV_OK;
+    memcpy(name, text, (size_t)(at - text));
+    name[at - text] = 0;
+    enum kv_err err = session_check_name(name, diag);
+    return err == KV_OK ? record_check_tag(at + 1, diag) : err;
+}
+
 enum kv_err snap_tree_walk(struct store *store, const char *name, snap_tree_each each,
                            void *context, struct kv_diag *diag) {
     struct record_name head;

@@ -38,6 +38,8 @@ struct snap_tree_room {
 };
 enum kv_err snap_tree_parse(struct store *store, const char *text, struct snap_tree_room *room,
                             struct snap_tree_place *place_out, struct kv_diag *diag);
+/* INVALID when `text` can be neither a name nor a name with a tag; before anything is opened. */
+enum kv_err snap_tree_check(const char *text, struct kv_diag *diag);
 /* The id of the snapshot; record_out may be NULL. */
 enum kv_err snap_tree_find(struct store *store, const struct snap_tree_place *place,
                            uint64_t *snapshot_out, struct record_snapshot *record_out,

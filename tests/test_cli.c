@@ -33,7 +33,8 @@ static void every_command_has_help(void **state) {
     static const char *const names[] = {"chat",     "run",    "ls",      "show",   "snapshot",
                                         "restore",  "needle", "verify",  "rm",     "stats",
                                         "tokenize", "bench",  "version", "help",   "gc",
-                                        "fsck",     "scrub",  "export",  "import", "audit"};
+                                        "fsck",     "scrub",  "export",  "import", "audit",
+                                        "fork",     "rename", "pin",     "unpin",  "rollback"};
     cli_call(cli, "help", NULL);
     cli_good(cli);
     char overview[8192];

@@ -68,7 +68,7 @@ static void usage_mistakes_end_with_1(void **state) {
     cli_call(cli, "ls", "--temperature", "1", NULL);
     cli_refused(cli, 1, "--temperature means nothing to `ls`");
     cli_call(cli, "needle", "frob", "a", NULL);
-    cli_refused(cli, 1, "take plant, check or ls");
+    cli_refused(cli, 1, "take add, plant, check, ls or rm");
     cli_call(cli, "needle", "plant", "a", NULL);
     cli_refused(cli, 1, "--key and --value are needed");
     cli_call(cli, "bench", "frob", NULL);

@@ -141,7 +141,7 @@ static void an_unknown_command_is_not_said_to_the_model(void **state) {
     open_terminal(terminal, "4");
     expect_prompt(terminal);
     type(terminal, "/sve\n");
-    expect(terminal, "/sve: no such command; there are /save, /sleep");
+    expect(terminal, "/sve: no such command; /help lists them");
     expect_prompt(terminal);
     type(terminal, "/save\n");
     expect(terminal, "nothing to save");

@@ -277,8 +277,10 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
                              struct kv_diag *diag) {
     struct reading reading = {.cmd = cmd};
     progress_begin(&reading.progress, stderr, cmd->clock, "waking", "bytes");
-    const struct service_lookup lookup = {
-        .create = create, .progress = on_reading, .progress_context = &reading};
+    const struct service_lookup lookup = {.create = create,
+                                          .snapshot = cmd->snapshot,
+                                          .progress = on_reading,
+                                          .progress_context = &reading};
     enum kv_err err =
         service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);
     progress_end(&reading.progress);

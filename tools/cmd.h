@@ -24,6 +24,7 @@ struct cmd {
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     const char *session_name;
+    uint64_t snapshot;    /* of it, for cmd_open_session; 0: its head */
     struct cJSON *result; /* with --json: an object to fill in; else NULL */
     int signals;          /* after cmd_take_signals: a signalfd for INT, TERM and HUP; else -1 */
     int interrupts;       /* INTs seen by cmd_interrupted since it was last set to 0 */
@@ -70,6 +71,8 @@ struct store_options cmd_store_options(const struct cmd *cmd);
 /* The stored session cmd->session_name; NOT_FOUND. */
 enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
                      struct kv_diag *diag);
+/* What is said of a stored session in JSON; owned by the caller. */
+struct cJSON *cmd_entry_json(const struct snapshot_entry *entry);
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag);
 /* service_session of cmd->session_name with a progress line; `opened_out` is always written. */
@@ -99,6 +102,10 @@ enum kv_err cmd_expire(struct cmd *cmd, struct kv_diag *diag);
 /* What the byte budget made go: of session `name`, or of all and with totals when it is NULL. With
  * `to` as JSON, else as text; nothing when there was nothing. */
 void cmd_tell_retained(struct cmd *cmd, struct store *store, const char *name, struct cJSON *to);
+enum kv_err cmd_fork(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_pin(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag);

@@ -14,6 +14,8 @@
 #include "tools/text.h"
 #include "tools/turn.h"
 
+#include "snapshot/snap_tree.h"
+
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <string.h>
@@ -28,6 +30,7 @@ struct talk {
     cJSON *said; /* with --json: one object for each turn, printed at the end */
     struct service_opened opened;
     int first_text;
+    int went_back; /* what is resident is not saved before the turn is */
 };
 
 static int on_text(void *context, const char *text, size_t bytes) {
@@ -50,7 +53,7 @@ static void on_prefilled(void *context, uint64_t done, uint64_t all) {
     progress_update(&talk->progress, done, all);
 }
 
-/* The system message goes in front of the first turn only. */
+/* The system message goes in front of the first turn only. `text` NULL: the answer anew. */
 static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
                        struct turn_result *result, struct kv_diag *diag) {
     const struct config *config = talk->cmd->config;
@@ -61,9 +64,11 @@ static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
     if (info.n == 0 && config->system != NULL)
         messages[count++] =
             (struct template_message){TEMPLATE_SYSTEM, config->system, strlen(config->system)};
-    messages[count++] = (struct template_message){TEMPLATE_USER, text, bytes};
+    if (text != NULL)
+        messages[count++] = (struct template_message){TEMPLATE_USER, text, bytes};
     const struct turn_options options = {.messages = messages,
                                          .message_count = count,
+                                         .resume = text == NULL,
                                          .tokens_max = config->tokens_max,
                                          .save = 1,
                                          .stream = on_text,
@@ -181,12 +186,16 @@ done:
 
 /* --- chat */
 
-static const char chat_help[] = "/save   keep a snapshot that later turns do not replace\n"
-                                "/sleep  ask the needles, write everything, and leave\n"
-                                "/quit   leave; every turn is saved already\n"
-                                "/help   this list; a line that begins with a space is never "
-                                "a command\n"
-                                "Ctrl-C stops an answer; at the prompt, twice leaves.\n";
+static const char chat_help[] =
+    "/retry       another answer to the last message (the same one at temperature 0)\n"
+    "/edit TEXT   TEXT instead of the last message\n"
+    "/fork NAME   a second session from here on; this one goes on\n"
+    "/save [TAG]  keep a snapshot that later turns do not replace; with TAG it is NAME@TAG\n"
+    "/sleep       ask the needles, write everything, and leave\n"
+    "/quit        leave; every turn is saved already\n"
+    "/help        this list; a line that begins with a space is never a command\n"
+    "After /retry and /edit the conversation before stays as tag before-restore-N.\n"
+    "Ctrl-C stops an answer; at the prompt, twice leaves.\n";
 
 static void greet(const struct talk *talk, const struct service_opened *opened) {
     struct session_info info;
@@ -207,7 +216,7 @@ static enum kv_err recover(struct talk *talk, const struct turn_result *result,
                            struct kv_diag *diag) {
     struct service_opened opened;
     /* The answer is complete and only its save failed: the session is whole and stays. */
-    if (result->receipt.operation != 0 || result->tokens_fed == 0)
+    if (result->receipt.operation != 0 || (result->tokens_fed == 0 && !talk->went_back))
         return KV_OK;
     session_drop(talk->session);
     talk->session = NULL;
@@ -266,35 +275,133 @@ static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
     }
     turn_result_release(talk->service, &result);
     talk->cmd->interrupts = 0;
+    talk->went_back = 0;
     return err;
+}
+
+/* --- commands in the conversation: each gets what stands behind its name, NULL for nothing */
+
+static enum kv_err go_back(struct talk *talk, uint64_t n, struct kv_diag *diag) {
+    struct session_info before, after;
+    struct service_opened opened;
+    uint64_t prefilled = 0;
+    session_info(talk->session, &before);
+    enum kv_err err = turn_rewind(talk->service, talk->session, n, &prefilled, diag);
+    session_info(talk->session, &after);
+    talk->went_back = err == KV_OK;
+    if (err == KV_OK && prefilled != 0)
+        fprintf(stderr, "(%" PRIu64 " tokens prefilled again)\n", prefilled);
+    if (err == KV_OK || after.n == before.n)
+        return err;
+    /* It stands between two places: back to what is stored. */
+    session_drop(talk->session);
+    talk->session = NULL;
+    (void)open_talk(talk, &opened, NULL);
+    return err;
+}
+
+static enum kv_err do_retry(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    struct turn_last last;
+    struct session_info info;
+    (void)rest;
+    enum kv_err err = turn_last(talk->service, talk->session, &last, diag);
+    if (err == KV_OK)
+        err = go_back(talk, last.answer, diag);
+    if (err != KV_OK)
+        return err;
+    session_info(talk->session, &info);
+    session_reseed(talk->session, info.sampler.seed + 1);
+    return chat_turn(talk, NULL, 0, diag);
+}
+
+static enum kv_err do_edit(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    struct turn_last last;
+    if (rest == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID, "/edit: what instead? write /edit TEXT");
+    enum kv_err err = turn_last(talk->service, talk->session, &last, diag);
+    if (err == KV_OK)
+        err = go_back(talk, last.message, diag);
+    return err == KV_OK ? chat_turn(talk, rest, strlen(rest), diag) : err;
+}
+
+static enum kv_err do_fork(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    const struct snap_tree tree = {service_store(talk->service), talk->cmd->alloc,
+                                   talk->cmd->clock};
+    const struct snap_tree_place place = {talk->cmd->session_name, NULL};
+    if (rest == NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID, "/fork: its name? write /fork NAME");
+    snapshot_drain(service_snapshot(talk->service));
+    enum kv_err err = snap_tree_fork(&tree, &place, rest, diag);
+    if (err == KV_OK)
+        fprintf(stderr, "(forked as it was last saved)\n");
+    return err;
+}
+
+static enum kv_err do_save(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    struct receipt receipt;
+    enum kv_err err = service_save_tag(talk->service, talk->session, rest, &receipt, diag);
+    if (err == KV_OK)
+        receipt_print_line(&receipt, stderr);
+    return err;
+}
+
+static enum kv_err do_sleep(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    struct receipt receipt;
+    (void)rest;
+    enum kv_err err = service_sleep(talk->service, talk->session, &receipt, diag);
+    if (err == KV_OK)
+        receipt_print_line(&receipt, stderr);
+    return err;
+}
+
+static enum kv_err do_help(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    (void)talk, (void)rest, (void)diag;
+    fputs(chat_help, stderr);
+    return KV_OK;
+}
+
+static enum kv_err do_quit(struct talk *talk, const char *rest, struct kv_diag *diag) {
+    (void)talk, (void)rest, (void)diag;
+    return KV_OK;
+}
+
+static const struct chat_command {
+    const char *name;
+    int takes, ends; /* words behind it; the chat */
+    enum kv_err (*run)(struct talk *talk, const char *rest, struct kv_diag *diag);
+} chat_commands[] = {
+    {"/retry", 0, 0, do_retry}, {"/edit", 1, 0, do_edit},   {"/fork", 1, 0, do_fork},
+    {"/save", 1, 0, do_save},   {"/sleep", 0, 1, do_sleep}, {"/quit", 0, 1, do_quit},
+    {"/help", 0, 0, do_help},
+};
+
+static const struct chat_command *find_command(const char *line, const char **rest_out) {
+    size_t length = strcspn(line, " ");
+    const char *rest = line + length + strspn(line + length, " ");
+    *rest_out = rest[0] != 0 ? rest : NULL;
+    for (size_t i = 0; i < sizeof chat_commands / sizeof chat_commands[0]; i++)
+        if (strlen(chat_commands[i].name) == length &&
+            memcmp(chat_commands[i].name, line, length) == 0 &&
+            (*rest_out == NULL || chat_commands[i].takes))
+            return &chat_commands[i];
+    return NULL;
 }
 
 /* 1 when the line was a command; *over_out 1 when it ends the chat, *err_out when it failed so. */
 static int slash(struct talk *talk, const char *line, int *over_out, enum kv_err *err_out,
                  struct kv_diag *diag) {
-    struct receipt receipt;
-    enum kv_err err = KV_OK;
-    if (strcmp(line, "/quit") == 0) {
-        *over_out = 1;
-    } else if (strcmp(line, "/help") == 0) {
-        fputs(chat_help, stderr);
-    } else if (strcmp(line, "/save") == 0) {
-        err = service_save(talk->service, talk->session, 1, &receipt, diag);
-        if (err == KV_OK)
-            receipt_print_line(&receipt, stderr);
-    } else if (strcmp(line, "/sleep") == 0) {
-        err = service_sleep(talk->service, talk->session, &receipt, diag);
-        if (err == KV_OK)
-            receipt_print_line(&receipt, stderr);
-        *over_out = err == KV_OK;
-    } else if (line[0] == '/') {
-        err = kv_diag_set(diag, KV_ERR_INVALID,
-                          "%.60s: no such command; there are /save, /sleep, /quit and /help; put a "
-                          "space in front to say it to the model",
-                          line);
-    } else {
+    const char *rest = NULL;
+    if (line[0] != '/')
         return 0;
-    }
+    const struct chat_command *command = find_command(line, &rest);
+    enum kv_err err =
+        command != NULL
+            ? command->run(talk, rest, diag)
+            : kv_diag_set(diag, KV_ERR_INVALID,
+                          "%.60s: no such command; /help lists them; put a space in front to say "
+                          "it to the model",
+                          line);
+    *over_out = command != NULL && command->ends && err == KV_OK;
     *err_out = tell_or_end(err, diag);
     return 1;
 }

@@ -21,8 +21,8 @@ static const struct cmd_entry entries[] = {
      "Wakes the session, proves it, and goes on where it was; a name that is nowhere becomes a "
      "new\n"
      "session. Answers appear as they are made. Ctrl-C stops an answer, a second one leaves.\n"
-     "On a terminal: /save keeps a snapshot, /sleep ends after asking the needles, /help, /quit.\n"
-     "Otherwise each line of standard input is one message.",
+     "In it: /retry another answer, /edit TEXT another message, /fork NAME, /save [TAG], /sleep,\n"
+     "/quit, /help. Without a terminal each line of standard input is one message or one of these.",
      "  coldplane chat --session travel\n"
      "  coldplane chat --session travel --system 'You answer in one sentence.'\n"
      "  echo 'What is a slot?' | coldplane chat --session notes\n",
@@ -43,16 +43,40 @@ static const struct cmd_entry entries[] = {
      "  coldplane show travel\n", 1, 1, 0, cmd_show},
     {"snapshot", "NAME", "a durable snapshot that later turns do not replace",
      "Wakes the session, asks its needles with and without their hole, writes the snapshot and\n"
-     "prints the receipt.",
-     "  coldplane snapshot travel\n", 1, 1, CONFIG_ENGINE | CONFIG_WRITE, cmd_snapshot},
-    {"restore", "NAME", "wake a session, prove it, print the receipt",
-     "Reads everything, checks every digest, compares the fingerprint, asks the needles. Writes\n"
-     "nothing. A needle recorded at this very length must pass again, bit for bit on the same\n"
+     "prints the receipt. With --tag the snapshot is found again as NAME@T.",
+     "  coldplane snapshot travel\n  coldplane snapshot travel --tag oslo\n", 1, 1,
+     CONFIG_TAG | CONFIG_ENGINE | CONFIG_WRITE, cmd_snapshot},
+    {"restore", "NAME[@TAG]", "wake a session, prove it, print the receipt",
+     "With a tag: wakes and proves that snapshot, then the session goes on from it; where it "
+     "stood\n"
+     "stays as tag before-restore-N. Without: writes nothing.\n"
+     "Reads everything, checks every digest, compares the fingerprint, asks the needles.\n"
+     "A needle recorded at this very length must pass again, bit for bit on the same\n"
      "numerics. One recorded at another length (before later turns) is asked and counted in the\n"
      "receipt, but refuses nothing: the session that never slept may have stopped answering too.\n"
      "Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
-     "  coldplane restore travel\n  coldplane restore travel --json\n", 1, 1, CONFIG_ENGINE,
-     cmd_restore},
+     "  coldplane restore travel\n  coldplane restore travel@oslo --json\n", 1, 1,
+     CONFIG_ENGINE | CONFIG_WRITE, cmd_restore},
+    {"fork", "NAME[@TAG] NEW", "a second session from here on",
+     "NEW has the text, memory and needles of NAME (or of its snapshot TAG) and shares what is\n"
+     "stored; each goes on alone, and each may be removed. Needs no model.",
+     "  coldplane fork travel alternative\n  coldplane fork travel@oslo by-train\n", 2, 2,
+     CONFIG_WRITE, cmd_fork},
+    {"rollback", "NAME --to N|turn:K", "go back to an earlier token or turn",
+     "The session goes on from its first N tokens, or from the end of turn K. Within the newest\n"
+     "256 to 511 tokens nothing is computed again. Further back the last 256 to 511 of the N are\n"
+     "prefilled again, which the receipt says: these are not bit-equal to what they were. Where\n"
+     "the session stood stays as tag before-restore-N.",
+     "  coldplane rollback travel --to turn:6\n  coldplane rollback travel --to 3000 --json\n", 1,
+     1, CONFIG_BACK | CONFIG_ENGINE | CONFIG_WRITE, cmd_rollback},
+    {"rename", "NAME NEW", "give a session another name",
+     "With all its snapshots and tags. Needs no model.", "  coldplane rename travel oslo\n", 2, 2,
+     CONFIG_WRITE, cmd_rename},
+    {"pin", "NAME", "keep a session from giving way to others",
+     "It is not put to sleep for others, not removed, degraded or expired until it is unpinned.",
+     "  coldplane pin travel\n", 1, 1, CONFIG_WRITE, cmd_pin},
+    {"unpin", "NAME", "take the pin away", "", "  coldplane unpin travel\n", 1, 1, CONFIG_WRITE,
+     cmd_pin},
     {"needle", "add|plant|check|ls|rm NAME", "facts that a session must still know",
      "add:   a fact that was said in the chat: --ask the question, --expect the answer as it "
      "stands\n"
@@ -98,9 +122,12 @@ static const struct cmd_entry entries[] = {
      "  coldplane import travel.cpx --as oslo\n"
      "  zstd -dc travel.cpx.zst | coldplane import -\n",
      1, 1, CONFIG_IMPORT | CONFIG_ENGINE | CONFIG_WRITE, cmd_import},
-    {"rm", "NAME", "remove a session and its snapshots",
-     "Nothing of it can be restored afterwards.", "  coldplane rm travel\n", 1, 1, CONFIG_WRITE,
-     cmd_rm},
+    {"rm", "NAME[@TAG]", "remove a session and its snapshots, or one tag",
+     "Nothing of it can be restored afterwards; what forks share with it stays with them.\n"
+     "--purge also writes the segments again without its bytes and makes the index anew, which\n"
+     "may take as long as reading and writing the whole store.",
+     "  coldplane rm travel\n  coldplane rm travel@oslo\n  coldplane rm travel --purge\n", 1, 1,
+     CONFIG_REMOVE | CONFIG_WRITE, cmd_rm},
     {"expire", "NAME", "let a session go whole when the byte budget is reached",
      "At store-max a save that finds no room takes whole sessions that were named here first, the\n"
      "longest unused one first. Nothing goes before that, and a later save of the session takes "
@@ -209,7 +236,7 @@ enum kv_err cmd_version(struct cmd *cmd, struct kv_diag *diag) {
 }
 
 enum kv_err cmd_lookup(const char *name, const struct cmd_entry **entry_out, struct kv_diag *diag) {
-    char names[400] = "";
+    char names[600] = "";
     size_t at = 0;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         if (strcmp(entries[i].name, name) == 0) {

@@ -1,4 +1,4 @@
-/* tools/cmd_session.c - ls, show, snapshot, restore, rm: sessions as stored things.
+/* tools/cmd_session.c - ls, show, snapshot, restore: sessions as stored things.
  *
  * Responsible for: the text and JSON of these commands.
  * Not responsible for: talking (cmd_chat.c), needles (cmd_needle.c), the store (cmd_store.c).
@@ -7,6 +7,8 @@
 #include "tools/json_text.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
+
+#include "snapshot/snap_tree.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -26,7 +28,7 @@ static void add_hex(cJSON *to, const char *name, uint64_t id) {
     json_text(to, name, text);
 }
 
-static cJSON *entry_json(const struct snapshot_entry *entry) {
+cJSON *cmd_entry_json(const struct snapshot_entry *entry) {
     cJSON *item = cJSON_CreateObject();
     json_text(item, "name", entry->head.name);
     add_hex(item, "snapshot", entry->snapshot);
@@ -36,7 +38,16 @@ static cJSON *entry_json(const struct snapshot_entry *entry) {
     cJSON_AddNumberToObject(item, "blocks", entry->head.block_count);
     cJSON_AddNumberToObject(item, "pages", entry->head.page_count);
     cJSON_AddNumberToObject(item, "stored_bytes", (double)entry->stored_bytes);
+    cJSON_AddNumberToObject(item, "shared_bytes", (double)entry->shared_bytes);
     cJSON_AddNumberToObject(item, "snapshots", entry->snapshot_count);
+    cJSON_AddNumberToObject(item, "tags", entry->tag_count);
+    cJSON_AddBoolToObject(item, "pinned", entry->pinned);
+    if (entry->parent[0] != 0) {
+        json_text(item, "parent", entry->parent);
+        cJSON_AddNumberToObject(item, "parent_blocks", (double)entry->cut);
+    }
+    if (entry->head.tag[0] != 0)
+        json_text(item, "tag", entry->head.tag);
     cJSON_AddBoolToObject(item, "explicit", entry->head.is_explicit);
     cJSON_AddBoolToObject(item, "asleep", entry->head.asleep);
     cJSON_AddNumberToObject(item, "lowered_blocks", entry->lowered_blocks);
@@ -47,6 +58,7 @@ static cJSON *entry_json(const struct snapshot_entry *entry) {
                                  cJSON_CreateString(layout_stream_name((enum layout_stream)i)));
     cJSON_AddBoolToObject(item, "may_expire", entry->may_expire);
     cJSON_AddNumberToObject(item, "saved_unix", (double)(entry->head.created_ns / 1000000000U));
+    cJSON_AddNumberToObject(item, "used_unix", (double)(entry->used_ns / 1000000000U));
     return item;
 }
 
@@ -68,14 +80,22 @@ static int on_entry(void *context, const struct snapshot_entry *entry) {
     struct listing *listing = context;
     char size[TEXT_SHORT_BYTES], when[TEXT_SHORT_BYTES];
     if (listing->items != NULL) {
-        cJSON_AddItemToArray(listing->items, entry_json(entry));
+        cJSON_AddItemToArray(listing->items, cmd_entry_json(entry));
     } else {
         if (listing->count == 0)
-            printf("%8s %11s %9s  %-19s  name\n", "tokens", "stored", "snapshots", "saved (UTC)");
-        printf("%8" PRIu64 " %11s %9" PRIu32 "  %-19s  ", entry->head.n,
-               text_size(entry->stored_bytes, size), entry->snapshot_count,
-               text_when(entry->head.created_ns, when));
+            printf("%8s %11s %9s %4s  %-19s  name\n", "tokens", "stored", "snapshots", "tags",
+                   "last use (UTC)");
+        printf("%8" PRIu64 " %11s %9" PRIu32 " %4" PRIu32 "  %-19s  ", entry->head.n,
+               text_size(entry->stored_bytes, size), entry->snapshot_count, entry->tag_count,
+               text_when(entry->used_ns, when));
         text_print_clean(stdout, entry->head.name, strlen(entry->head.name));
+        if (entry->pinned)
+            printf("  (pinned)");
+        if (entry->parent[0] != 0) {
+            printf("  (from ");
+            text_print_clean(stdout, entry->parent, strlen(entry->parent));
+            printf(")");
+        }
         print_retained(entry);
         printf("\n");
     }
@@ -164,6 +184,45 @@ static void show_json(const struct image *image, cJSON *to) {
     cJSON_AddNumberToObject(to, "needles", image->needle_count);
 }
 
+struct tag_list {
+    cJSON *items; /* with --json */
+    uint32_t count;
+};
+
+static int on_tag(void *context, uint64_t snapshot, const struct record_snapshot *record) {
+    struct tag_list *list = context;
+    char when[TEXT_SHORT_BYTES];
+    if (record->tag[0] == 0)
+        return 1;
+    if (list->items != NULL) {
+        cJSON *item = cJSON_CreateObject();
+        json_text(item, "tag", record->tag);
+        add_hex(item, "snapshot", snapshot);
+        cJSON_AddNumberToObject(item, "tokens", (double)record->n);
+        cJSON_AddNumberToObject(item, "saved_unix", (double)(record->created_ns / 1000000000U));
+        cJSON_AddItemToArray(list->items, item);
+    } else {
+        printf("    ");
+        text_print_clean(stdout, record->tag, strlen(record->tag));
+        printf("  %" PRIu64 " tokens of %s UTC\n", record->n, text_when(record->created_ns, when));
+    }
+    list->count++;
+    return 1;
+}
+
+static void show_descent(const struct snapshot_entry *entry) {
+    char size[TEXT_SHORT_BYTES], when[TEXT_SHORT_BYTES];
+    printf("  last use      %s UTC%s\n", text_when(entry->used_ns, when),
+           entry->pinned ? ", pinned" : "");
+    if (entry->parent[0] != 0) {
+        printf("  forked from   ");
+        text_print_clean(stdout, entry->parent, strlen(entry->parent));
+        printf(", %" PRIu64 " blocks\n", entry->cut);
+    }
+    if (entry->shared_bytes != 0)
+        printf("  shared        %s\n", text_size(entry->shared_bytes, size));
+}
+
 static void show_text(const struct snapshot_entry *entry, const struct image *image) {
     char text[TEXT_SHORT_BYTES], digest[KV_DIGEST_HEX_BYTES];
     uint32_t tiers[16];
@@ -179,7 +238,9 @@ static void show_text(const struct snapshot_entry *entry, const struct image *im
     printf("  stored        %s", text_size(entry->stored_bytes, text));
     if (image->n_kv > 0)
         printf(", %.0f bytes per token", (double)entry->stored_bytes / (double)image->n_kv);
-    printf("\n  blocks        %" PRIu32 ", window pages %" PRIu32, image->block_count,
+    printf("\n");
+    show_descent(entry);
+    printf("  blocks        %" PRIu32 ", window pages %" PRIu32, image->block_count,
            image->page_count);
     count_tiers(image, tiers);
     for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
@@ -197,14 +258,15 @@ static void show_text(const struct snapshot_entry *entry, const struct image *im
     printf("  fingerprint   %s at token %" PRIu64 "\n", digest, image->fingerprint.n_kv);
     printf("  needles       %" PRIu32 "\n  turns\n", image->needle_count);
     for (uint32_t i = 0; i < image->role_count; i++)
-        printf("    %-10s  %" PRIu64 " … %" PRIu64 "\n", role_name(image->roles[i].role),
-               image->roles[i].first, image->roles[i].end);
+        printf("    %2" PRIu32 " %-10s  %" PRIu64 " … %" PRIu64 "\n", i + 1,
+               role_name(image->roles[i].role), image->roles[i].first, image->roles[i].end);
 }
 
 enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     struct store *store = NULL;
     struct snapshot_entry entry;
+    struct tag_list tags = {NULL, 0};
     struct image image;
     image_init(&image);
     KV_TRY(session_check_name(cmd->session_name, diag));
@@ -212,21 +274,25 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(cmd_find(cmd, store, &entry, diag));
     KV_TRY(restore_image(store, cmd->alloc, cmd->session_name, &image, diag));
     if (cmd->result != NULL) {
-        cJSON *session = entry_json(&entry);
+        cJSON *session = cmd_entry_json(&entry);
         show_json(&image, session);
         cmd_tell_retained(cmd, store, cmd->session_name, session);
+        tags.items = cJSON_AddArrayToObject(session, "tag_list");
         cJSON_AddItemToObject(cmd->result, "session", session);
     } else {
         show_text(&entry, &image);
         cmd_tell_retained(cmd, store, cmd->session_name, NULL);
+        if (entry.tag_count != 0)
+            printf("  tags\n");
     }
+    KV_TRY(snap_tree_walk(store, cmd->session_name, on_tag, &tags, diag));
 done:
     image_release(&image, cmd->alloc);
     store_close(store);
     return err;
 }
 
-/* --- snapshot, restore, rm */
+/* --- snapshot, restore */
 
 static void give_receipt(struct cmd *cmd, const char *name, const struct receipt *receipt) {
     if (receipt->operation == 0)
@@ -250,7 +316,7 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK)
-        err = service_save(service, session, 1, &receipt, diag);
+        err = service_save_tag(service, session, cmd->config->tag, &receipt, diag);
     if (cmd->result != NULL || err != KV_OK)
         give_receipt(cmd, "woken", &opened.receipt);
     give_receipt(cmd, "receipt", &receipt);
@@ -258,14 +324,52 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     return err;
 }
 
+/* The snapshot that was proven becomes the head; where the session stood stays under a tag. */
+static enum kv_err go_back(struct cmd *cmd, struct service *service,
+                           const struct snap_tree_place *place, struct kv_diag *diag) {
+    const struct snap_tree tree = {service_store(service), cmd->alloc, cmd->clock};
+    char kept[RECORD_TAG_BYTES_MAX + 1];
+    snapshot_drain(service_snapshot(service));
+    enum kv_err err = snap_tree_revert(&tree, place, kept, diag);
+    if (err != KV_OK)
+        return err;
+    if (cmd->result != NULL) {
+        json_text(cmd->result, "restored_tag", place->tag);
+        json_text(cmd->result, "kept_tag", kept);
+    } else if (kept[0] != 0) {
+        printf("the session goes on from %s; before it: tag %s\n", place->tag, kept);
+    } else {
+        printf("%s is where the session stands already\n", place->tag);
+    }
+    return KV_OK;
+}
+
+static enum kv_err find_place(struct cmd *cmd, struct service *service, struct snap_tree_room *room,
+                              struct snap_tree_place *place, struct kv_diag *diag) {
+    struct snapshot_entry entry;
+    enum kv_err err = snap_tree_parse(service_store(service), cmd->session_name, room, place, diag);
+    if (err != KV_OK)
+        return err;
+    cmd->session_name = place->name;
+    err = cmd_find(cmd, service_store(service), &entry, diag);
+    if (err == KV_OK && place->tag != NULL)
+        err = snap_tree_find(service_store(service), place, &cmd->snapshot, NULL, diag);
+    return err;
+}
+
 enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
     struct session *session = NULL;
     struct service_opened opened;
+    struct snap_tree_room room;
+    struct snap_tree_place place = {NULL, NULL};
     memset(&opened, 0, sizeof opened);
-    enum kv_err err = session_check_name(cmd->session_name, diag);
+    int may_write = strchr(cmd->session_name, '@') != NULL;
+    enum kv_err err = snap_tree_check(cmd->session_name, diag);
     if (err == KV_OK)
-        err = cmd_open_service(cmd, 1, &service, diag);
+        err = cmd_open_service(cmd, !may_write, &service, diag);
+    if (err == KV_OK)
+        err = find_place(cmd, service, &room, &place, diag);
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK && opened.receipt.tokens > 0 && opened.receipt.tokens_reused == 0)
@@ -275,27 +379,10 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
                         "the receipt",
                         cmd->session_name);
     give_receipt(cmd, "receipt", &opened.receipt);
-    service_close(service);
-    return err;
-}
-
-enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
-    enum kv_err err = KV_OK;
-    struct store *store = NULL;
-    struct snapshot_entry entry;
-    char size[TEXT_SHORT_BYTES];
-    KV_TRY(session_check_name(cmd->session_name, diag));
-    KV_TRY(cmd_open_store(cmd, 0, &store, diag));
-    KV_TRY(cmd_find(cmd, store, &entry, diag));
-    KV_TRY(snapshot_remove(store, cmd->alloc, cmd->session_name, diag));
-    if (cmd->result != NULL) {
-        cJSON_AddItemToObject(cmd->result, "removed", entry_json(&entry));
-    } else {
-        printf("removed ");
-        text_print_clean(stdout, cmd->session_name, strlen(cmd->session_name));
-        printf(": %" PRIu64 " tokens, %s\n", entry.head.n, text_size(entry.stored_bytes, size));
+    if (err == KV_OK && place.tag != NULL) {
+        session_drop(session);
+        err = go_back(cmd, service, &place, diag);
     }
-done:
-    store_close(store);
+    service_close(service);
     return err;
 }

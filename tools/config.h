@@ -39,7 +39,10 @@ enum config_group {
     CONFIG_FSCK = 1 << 11,   /* read-data, repair, rebuild-index */
     CONFIG_SCRUB = 1 << 12,  /* rate, restart, keep-lower */
     CONFIG_IMPORT = 1 << 13, /* as, any-model */
-    CONFIG_EXPIRE = 1 << 14  /* undo */
+    CONFIG_EXPIRE = 1 << 14, /* undo */
+    CONFIG_TAG = 1 << 15,    /* tag */
+    CONFIG_REMOVE = 1 << 16, /* purge */
+    CONFIG_BACK = 1 << 17    /* to */
 };
 
 struct config {
@@ -52,13 +55,13 @@ struct config {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t tokens_max;
-    const char *system, *session, *prompt, *key, *value, *as, *ask, *expect,
-        *answer_prefix;                           /* NULL: not given */
+    const char *system, *session, *prompt, *key, *value, *as, *ask, *expect, *answer_prefix, *tag,
+        *to;                                      /* NULL: not given */
     uint64_t bench_tokens, bench_bytes;           /* bench_tokens 0: not given */
     uint64_t rate_bytes;                          /* 0: unbounded */
     uint64_t write_second_bytes, write_day_bytes; /* 0: unbounded */
     int json, help, show, version, special, build, posix_io;
-    int dry_run, read_data, repair, rebuild_index, restart, any_model;
+    int dry_run, read_data, repair, rebuild_index, restart, any_model, purge;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
     int may_degrade, keep_lower, undo;

@@ -395,6 +395,7 @@ enum kv_err service_session(struct service *service, const char *name,
     if (err == KV_OK) {
         struct restore_options options = {.skip_needles = lookup->skip_needles,
                                           .probes_max = lookup->skip_needles ? 0 : service->probes,
+                                          .snapshot = lookup->snapshot,
                                           .progress = lookup->progress,
                                           .progress_context = lookup->progress_context};
         opened_out->found = SERVICE_WOKEN;
@@ -424,6 +425,15 @@ enum kv_err service_sleep(struct service *service, struct session *session,
     memset(receipt_out, 0, sizeof *receipt_out);
     enum kv_err err = need_writer(service, diag);
     return err != KV_OK ? err : snapshot_sleep(service->snapshot, session, receipt_out, diag);
+}
+
+enum kv_err service_save_tag(struct service *service, struct session *session, const char *tag,
+                             struct receipt *receipt_out, struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = 1, .ask = 1, .tag = tag};
+    memset(receipt_out, 0, sizeof *receipt_out);
+    enum kv_err err = need_writer(service, diag);
+    return err != KV_OK ? err
+                        : snapshot_save(service->snapshot, session, &options, receipt_out, diag);
 }
 
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,

@@ -80,6 +80,7 @@ enum service_found { SERVICE_RESIDENT, SERVICE_WOKEN, SERVICE_NEW };
 struct service_lookup {
     int create; /* 1: a name that is nowhere becomes a new session; 0: NOT_FOUND */
     int skip_needles;
+    uint64_t snapshot;         /* an older one of the session, 0: its head */
     restore_progress progress; /* may be NULL */
     void *progress_context;
 };
@@ -103,6 +104,9 @@ enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag);
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
                          struct receipt *receipt_out, struct kv_diag *diag);
+/* An explicit save with a tag; `tag` NULL: without. */
+enum kv_err service_save_tag(struct service *service, struct session *session, const char *tag,
+                             struct receipt *receipt_out, struct kv_diag *diag);
 /* Until `slots` beyond the reserve are free: waits for pending writes, then puts the least recently
  * used idle sessions to sleep, never `except` (may be NULL). NO_SLOTS with need and have. */
 enum kv_err service_make_room(struct service *service, uint32_t slots, struct session *except,

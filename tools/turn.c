@@ -123,6 +123,13 @@ static enum kv_err feed(struct session *session, const struct rendered *rendered
     return KV_OK;
 }
 
+static enum kv_err resume(struct service *service, struct session *session, uint32_t tokens_max,
+                          uint64_t *tokens_fed_out, struct kv_diag *diag) {
+    *tokens_fed_out = 0;
+    enum kv_err err = admit(service, session, 0, tokens_max, diag);
+    return err == KV_OK ? session_generate(session, tokens_max, diag) : err;
+}
+
 enum kv_err turn_begin(struct service *service, struct session *session,
                        const struct turn_options *options, uint64_t *tokens_fed_out,
                        struct kv_diag *diag) {
@@ -134,6 +141,8 @@ enum kv_err turn_begin(struct service *service, struct session *session,
                                    .flags = open_flags(service, &info, service_engine(service))};
     if (options->tokens_max > 0)
         turns.flags |= TEMPLATE_ASK;
+    if (options->resume)
+        return resume(service, session, options->tokens_max, tokens_fed_out, diag);
     enum kv_err err = render(service, &turns, &rendered, diag);
     if (err != KV_OK)
         return err;
@@ -292,6 +301,49 @@ enum kv_err turn_run(struct service *service, struct session *session,
 void turn_result_release(struct service *service, struct turn_result *result) {
     kv_alloc_release(service_alloc(service), result->text);
     memset(result, 0, sizeof *result);
+}
+
+/* --- going back */
+
+enum kv_err turn_rewind(struct service *service, struct session *session, uint64_t n,
+                        uint64_t *prefilled_out, struct kv_diag *diag) {
+    struct session_info before, after;
+    session_info(session, &before);
+    enum kv_err err = snapshot_rewind(service_snapshot(service), session, n, diag);
+    if (err != KV_OK)
+        return err;
+    /* Blocks that were far from the end are near it now: finer planes come before a step reads. */
+    while (session_promoting(session))
+        engine_apply(service_engine(service));
+    err = turn_step_all(service, NULL, NULL, diag);
+    session_info(session, &after);
+    *prefilled_out = after.tokens_prefilled - before.tokens_prefilled;
+    return err;
+}
+
+enum kv_err turn_last(struct service *service, struct session *session, struct turn_last *last_out,
+                      struct kv_diag *diag) {
+    const struct template_turns opening = {.flags = TEMPLATE_ASK};
+    struct session_info info;
+    struct rendered rendered;
+    session_info(session, &info);
+    const struct image_span *answer = info.role_count > 1 ? &info.roles[info.role_count - 1] : NULL;
+    if (answer == NULL || answer->role != IMAGE_ASSISTANT || answer[-1].role != IMAGE_USER)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                           "session %s does not end with an answer to a message", info.name);
+    enum kv_err err = render(service, &opening, &rendered, diag);
+    if (err != KV_OK)
+        return err;
+    size_t count = rendered.ids.count;
+    if (answer->first + count >= answer->end ||
+        memcmp(info.ids + answer->first, rendered.ids.items, count * sizeof *info.ids) != 0)
+        err = kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                          "session %s ends with an answer that does not begin as the template says",
+                          info.name);
+    else
+        *last_out = (struct turn_last){answer[-1].first, answer->first + count};
+    rendered_release(service, &rendered);
+    return err;
 }
 
 /* --- documents */

@@ -26,6 +26,7 @@ struct turn_options {
     const struct template_message *messages; /* a system message only first in an empty session */
     size_t message_count;
     uint32_t tokens_max; /* to generate; 0 feeds the messages, closed, and prefills them */
+    int resume;          /* nothing is fed: the answer begins where the session stands */
     int save;            /* save when the turn is over */
     turn_stream stream;  /* may be NULL, as the next two */
     turn_cancelled cancelled;
@@ -73,6 +74,18 @@ struct turn_document {
 };
 enum kv_err turn_feed_document(struct service *service, struct session *session,
                                const struct turn_document *document, struct kv_diag *diag);
+
+/* Back to the first `n` tokens (snapshot_rewind), with whatever must be prefilled again.
+ * `prefilled_out` is written on KV_OK. BUSY unless the session is saved as it is. */
+enum kv_err turn_rewind(struct service *service, struct session *session, uint64_t n,
+                        uint64_t *prefilled_out, struct kv_diag *diag);
+/* Where the newest answer begins, behind its opening, and where the message before it does.
+ * NOT_FOUND when the session does not end with an answer to a message. */
+struct turn_last {
+    uint64_t message, answer;
+};
+enum kv_err turn_last(struct service *service, struct session *session, struct turn_last *last_out,
+                      struct kv_diag *diag);
 
 /* Token ids of plain text, control tokens off; the count is also given when it does not fit. */
 enum kv_err turn_count_tokens(struct service *service, const char *text, size_t text_bytes,
