@@ -47,6 +47,9 @@ static int is_busy(const struct retaining *retaining, uint32_t name) {
     const struct snap_retain_args *args = retaining->args;
     if (retaining->map.names[name].pinned)
         return 1;
+#ifdef BREAK_RESIDENT
+    return 0;
+#endif
     return args->is_busy != NULL &&
            args->is_busy(args->context, retaining->map.names[name].text) != 0;
 }

@@ -1,9 +1,9 @@
 /* tests/sim.c - `make sim SECONDS=`: random lives from one seed, one process, a virtual clock.
  *
- * Responsible for: episodes of random steps (chat, save, sleep, wake, demote, rm, gc, reopen) with
- * random faults (I/O errors, full disks, index calls, allocations), power cuts that lose, keep or
- * tear what was not synced, lost indexes and a clock that jumps; after every cut and at the end the
- * invariants and every acknowledged session, bit for bit.
+ * Responsible for: episodes of random steps (chat, save, sleep, wake, demote, rm, gc, what the byte
+ * budget makes go, reopen) with random faults (I/O errors, full disks, index calls, allocations),
+ * power cuts that lose, keep or tear what was not synced, lost indexes and a clock that jumps;
+ * after every cut and at the end the invariants and every acknowledged session, bit for bit.
  * Not responsible for: every point of one life (sweep.c).
  *
  * Arguments: seconds, first seed, steps of an episode. An episode depends on its seed alone, so a
@@ -177,14 +177,15 @@ static void after_cut(struct episode *episode) {
         wrong(episode, "opening after a power cut", diag.text);
 }
 
-static const char *const step_names[16] = {"say",    "say",    "say",   "say",   "save", "save",
-                                           "save",   "save",   "sleep", "sleep", "wake", "wake",
-                                           "demote", "remove", "gc",    "clock"};
+enum { CHOICES = 18 };
+static const char *const step_names[CHOICES] = {
+    "say",   "say",  "say",  "say",    "save",   "save", "save",   "save",   "sleep",
+    "sleep", "wake", "wake", "demote", "remove", "gc",   "retain", "expire", "clock"};
 
 static enum kv_err take_step(struct episode *episode, struct kv_diag *diag) {
     uint32_t session = (uint32_t)below(episode, WORLD_SESSIONS);
     uint32_t feed = 1 + (uint32_t)below(episode, below(episode, 3) == 0 ? 640 : 120);
-    uint64_t choice = below(episode, 16);
+    uint64_t choice = below(episode, CHOICES);
     snprintf(last_step, sizeof last_step, "%s %s %u", step_names[choice], world_name(session),
              feed);
     switch (choice) {
@@ -210,6 +211,10 @@ static enum kv_err take_step(struct episode *episode, struct kv_diag *diag) {
         return world_remove(&world, session, diag);
     case 14:
         return world_gc(&world, diag);
+    case 15:
+        return world_retain(&world, diag);
+    case 16:
+        return world_expire(&world, session, diag);
     default:
         clock_wall += testing_random_u64(&episode->random) >> 12;
         clock_wall -= testing_random_u64(&episode->random) >> 12;

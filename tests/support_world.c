@@ -6,6 +6,7 @@
 #include "tests/support_world.h"
 
 #include "snapshot/snap_care.h"
+#include "snapshot/snap_retain.h"
 #include "snapshot/snap_spill.h"
 #include "store/store_fsck.h"
 #include "store/store_gc.h"
@@ -276,6 +277,104 @@ enum kv_err world_gc(struct world *world, struct kv_diag *diag) {
         err = store_gc(world->store, &options, &report, diag);
     world->gc_removed += report.removed;
     return err;
+}
+
+/* --- what the byte budget makes go */
+
+static int is_resident(void *context, const char *name) {
+    const struct world *world = context;
+    return session_find(world->engine, name) != NULL;
+}
+
+/* Without a budget one thing goes at a time: until nothing more may. */
+static enum kv_err make_room(struct world *world, int may_degrade, struct kv_diag *diag) {
+    struct snap_retain_sum sum = {0};
+    enum kv_err err = KV_OK;
+    int changed = 1;
+    const struct snap_retain_args args = {.store = world->store,
+                                          .alloc = world->alloc,
+                                          .clock = world->clock,
+                                          .may_degrade = may_degrade,
+                                          .need_bytes = UINT64_MAX,
+                                          .is_busy = is_resident,
+                                          .context = world};
+    while (err == KV_OK && changed)
+        err = snap_retain_make_room(&args, &sum, &changed, diag);
+    return err;
+}
+
+/* What the session reads once it has given up the first, the second and the third plane: its own
+ * policy with as many distances at their smallest. */
+static enum kv_err add_lowered(struct world *world, uint32_t session, struct kv_diag *diag) {
+    enum kv_err err = world_wake(world, session, diag);
+    struct session *found = world_find(world, session);
+    for (uint32_t steps = 1; err == KV_OK && steps <= IMAGE_AGES_MAX; steps++) {
+        struct session_info info;
+        session_info(found, &info);
+        if (info.policy.age_count < steps)
+            info.policy.age_count = steps;
+        memset(info.policy.ages, 0, steps * sizeof info.policy.ages[0]);
+        err = session_set_policy(found, &info.policy, diag);
+        if (err == KV_OK)
+            (void)begin_fact(world, session, 0);
+    }
+    if (found != NULL)
+        session_drop(found);
+    return err;
+}
+
+/* What stored sessions that are not resident may become: those that `expire` has named go, the
+ * others, with `lower`, give up their planes. last[i] is behind the last fact of session i. */
+static enum kv_err begin_facts(struct world *world, int lower, uint32_t last[WORLD_SESSIONS],
+                               struct kv_diag *diag) {
+    for (uint32_t i = 0; i < WORLD_SESSIONS; i++) {
+        struct snapshot_entry entry;
+        if (world_find(world, i) != NULL)
+            continue;
+        enum kv_err err = snapshot_find(world->store, world->alloc, world_name(i), &entry, diag);
+        if (err == KV_ERR_NOT_FOUND)
+            continue;
+        if (err == KV_OK && entry.may_expire)
+            (void)begin_fact(world, i, 1);
+        else if (err == KV_OK && lower)
+            err = add_lowered(world, i, diag);
+        else if (err == KV_OK)
+            continue;
+        if (err != KV_OK)
+            return err;
+        last[i] = world->fact_count;
+    }
+    return KV_OK;
+}
+
+static enum kv_err give_up(struct world *world, int may_degrade, struct kv_diag *diag) {
+    uint32_t last[WORLD_SESSIONS] = {0};
+    uint32_t first = world->fact_count;
+    enum kv_err err = begin_facts(world, may_degrade, last, diag);
+    if (err != KV_OK) {
+        world->fact_count = first; /* nothing has gone yet */
+        return err;
+    }
+    err = make_room(world, may_degrade, diag);
+    for (uint32_t i = 0; i < WORLD_SESSIONS; i++)
+        if (last[i] != 0)
+            (void)end_fact(world, &world->facts[last[i] - 1], err);
+    return err;
+}
+
+enum kv_err world_retain(struct world *world, struct kv_diag *diag) {
+    snapshot_drain(world->snapshot);
+    return give_up(world, 1, diag);
+}
+
+enum kv_err world_expire(struct world *world, uint32_t session, struct kv_diag *diag) {
+    struct session *found = world_find(world, session);
+    snapshot_drain(world->snapshot);
+    if (found != NULL)
+        session_drop(found);
+    snapshot_drain(world->snapshot);
+    enum kv_err err = snap_retain_expire(world->store, world_name(session), 1, diag);
+    return err == KV_OK ? give_up(world, 0, diag) : err;
 }
 
 /* --- what must be left */

@@ -74,6 +74,11 @@ enum kv_err world_demote(struct world *world, uint32_t session, int coarse, stru
 /* Deletes what no session uses, beside those that are resident, and gives back the space of
  * segments that are less than 95 % live. */
 enum kv_err world_gc(struct world *world, struct kv_diag *diag);
+/* The byte budget reached, and everything allowed: whatever is asleep gives up its planes in the
+ * order of the ladder, older snapshots go. What a session may be on the way are facts. */
+enum kv_err world_retain(struct world *world, struct kv_diag *diag);
+/* Named to expire, then the budget reached with nothing else allowed. */
+enum kv_err world_expire(struct world *world, uint32_t session, struct kv_diag *diag);
 /* Seeds the ids of snapshots, pages and lineages (getrandom comes here: --wrap, see Makefile). */
 void world_seed(uint64_t seed);
 

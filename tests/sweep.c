@@ -1,10 +1,11 @@
 /* tests/sweep.c - `make sweep`: every cut point, every failing call of one scripted life.
  *
  * Responsible for: one life (create, chat, seal, write-through, snapshot, sleep, wake, demote, rm,
- * gc beside open sessions, a second writer, reopen) recorded once; the power cut behind every
- * change, sync and index commit under eight policies for what was not synced; the n-th failing
- * change, index call and allocation until a run passes clean. After each: the numbered invariants,
- * fsck, and every acknowledged session, bit for bit. All of it through both doors.
+ * gc beside open sessions, a second writer, what the byte budget makes go, reopen) recorded once;
+ * the power cut behind every change, sync and index commit under eight policies for what was not
+ * synced; the n-th failing change, index call and allocation until a run passes clean. After each:
+ * the numbered invariants, fsck, and every acknowledged session, bit for bit. All of it through
+ * both doors.
  * Not responsible for: random lives (sim.c), real kills (kill_save.c).
  *
  * An argument n takes one point in n (20 without one), a second one chooses tests by pattern.
@@ -24,7 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 31, STEP_REOPEN = 14, POLICIES = 8, IO_MAX = 400 };
+enum { STEPS = 37, STEP_REOPEN = 14, POLICIES = 8, IO_MAX = 400 };
 
 static uint64_t stride = 20;
 static struct world world;
@@ -68,6 +69,25 @@ static enum kv_err second_writer(const char *dir, struct kv_diag *diag) {
     return err == KV_ERR_BUSY ? KV_OK : kv_diag_set(diag, err, "%s", refused.text);
 }
 
+/* The byte budget reached: planes and an older snapshot of what sleeps, beside a session that is
+ * resident; then a whole session. What was lowered goes on. */
+static enum kv_err budget_step(uint32_t number, struct kv_diag *diag) {
+    switch (number) {
+    case 31:
+        return world_retain(&world, diag);
+    case 32:
+        return world_say(&world, 1, 200, 10, diag);
+    case 33:
+        return world_save(&world, 1, 0, diag);
+    case 34:
+        return world_sleep(&world, 3, diag);
+    case 35:
+        return world_expire(&world, 3, diag);
+    default:
+        return world_retain(&world, diag);
+    }
+}
+
 /* Blocks written through and not yet saved, of a session that was never saved and of one that was;
  * gc beside them; then both are saved. */
 static enum kv_err late_step(uint32_t number, const char *dir, struct kv_diag *diag) {
@@ -82,8 +102,10 @@ static enum kv_err late_step(uint32_t number, const char *dir, struct kv_diag *d
         return world_gc(&world, diag);
     case 29:
         return world_save(&world, 3, 0, diag);
-    default:
+    case 30:
         return world_sleep(&world, 1, diag);
+    default:
+        return budget_step(number, diag);
     }
 }
 

@@ -5,7 +5,7 @@
  * floor and carries its mark; older snapshots go last and newest ones never; expire; the log; a
  * damaged refinement plane is given up and the session stays.
  * Not responsible for: the commands (test_cli_care.c), gc (test_store_gc.c).
- * Broken twins: BREAK_MIXED, BREAK_LOWER_DIGEST, BREAK_LAST_SNAPSHOT.
+ * Broken twins: BREAK_MIXED, BREAK_LOWER_DIGEST, BREAK_LAST_SNAPSHOT, BREAK_RESIDENT.
  */
 #include "snapshot/snap_retain.h"
 
