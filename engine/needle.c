@@ -239,7 +239,8 @@ static enum kv_err ask_value(struct session *session, const struct image_needle 
                               .count = question.count,
                               .hide = hide,
                               .hide_count = asking->hole ? needle->span_count : 0,
-                              .floor = asking->floor};
+                              .floor = asking->floor,
+                              .rows_first = question.answer_first - 1};
     err = session_ask(session, &ask, score_row, score, diag);
     score->question = NULL;
     return err != KV_OK ? err : score->err;

@@ -128,7 +128,8 @@ static enum kv_err ask_spans(struct session *session, const struct image_probe *
         asks[i] = (struct session_ask){.ids = info.ids + probes[i].first,
                                        .count = (uint32_t)(probes[i].end - probes[i].first - 1),
                                        .hide = &holes[i],
-                                       .hide_count = hole != 0};
+                                       .hide_count = hole != 0,
+                                       .rows_first = PROBE_QUESTION - 1};
         results[i] = (struct probe_result){1, 0};
     }
     struct scores scores = {&info, probes, results, model.vocab_count, KV_OK, diag};

@@ -108,13 +108,15 @@ struct session_ask {
     uint32_t count;
     const struct session_range *hide;
     uint32_t hide_count;
-    int floor; /* read every block at the lowest tier of the ladder */
+    int floor;           /* read every block at the lowest tier of the ladder */
+    uint32_t rows_first; /* rows before it are not given out */
 };
 /* `row(context, i, logits)` for i = 0 … count - 1; with a pending token and count 0 one call with
  * i = 0 gives the logits after the pending token. */
 enum kv_err session_ask(struct session *session, const struct session_ask *ask, session_row row,
                         void *context, struct kv_diag *diag);
-/* Several questions, each on the session as it is and none on another; `row` also gets which. */
+/* Several questions, each on the session as it is and none on another, as few batches as they fit
+ * in; `row` also gets which. The bits are those of each asked alone. */
 typedef void (*session_ask_row)(void *context, uint32_t ask, uint64_t row, const float *logits);
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
                             session_ask_row row, void *context, struct kv_diag *diag);

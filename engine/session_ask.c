@@ -7,17 +7,22 @@
 
 #include <string.h>
 
+enum { BATCH_MAX = 32 }; /* questions of one batch */
+
 struct ask {
-    session_row row;
+    session_ask_row row;
     void *context;
-    uint32_t skip; /* rows in front of the first that is given out */
+    uint32_t index;
+    uint32_t skip; /* rows in front of the first that is counted */
+    struct kvops_block *views;
+    uint64_t *bits;
 };
 
 static void give_row(void *context, uint32_t row, const float *logits) {
     const struct ask *ask = context;
 
     if (row >= ask->skip)
-        ask->row(ask->context, row - ask->skip, logits);
+        ask->row(ask->context, ask->index, row - ask->skip, logits);
 }
 
 /* Copies of the blocks at the ladder's floor. */
@@ -98,66 +103,119 @@ static enum kv_err check(const struct session *session, const struct session_ask
     return KV_OK;
 }
 
-enum kv_err session_ask(struct session *session, const struct session_ask *ask, session_row row,
-                        void *context, struct kv_diag *diag) {
-    struct engine *engine = session->engine;
-    uint32_t pending = session->n > session->n_kv;
-    uint32_t rows = ask->count + pending;
-    struct ask given = {row, context, ask->count ? pending : 0};
+/* A batch of questions and what they were asked with. */
+struct batch {
+    struct session *session;
+    struct ask asks[BATCH_MAX];
+    struct forward_seq seqs[BATCH_MAX];
     uint32_t ids[FORWARD_CHUNK_ROWS];
-    struct forward_seq seq = {.kv = engine_inner_seq(session),
-                              .ids = ids,
-                              .position = session->n_kv,
-                              .logits = FORWARD_ALL,
-                              .row = give_row,
-                              .context = &given};
-    struct kvops_block *views = NULL;
-    uint64_t *bits = NULL;
+    uint32_t count, rows;
+};
+
+static uint32_t rows_of(const struct session *session, const struct session_ask *ask) {
+    return ask->count + (session->n > session->n_kv);
+}
+
+static int fits(const struct batch *batch, const struct session_ask *ask) {
+    const struct engine *engine = batch->session->engine;
+    uint32_t most = engine->singles_max < BATCH_MAX ? engine->singles_max : BATCH_MAX;
+
+    return batch->count < most && batch->rows + rows_of(batch->session, ask) <= FORWARD_CHUNK_ROWS;
+}
+
+static enum kv_err add(struct batch *batch, const struct session_ask *ask, const struct ask *given,
+                       struct kv_diag *diag) {
+    const struct session *session = batch->session;
+    uint32_t pending = session->n > session->n_kv;
+    uint32_t *ids = batch->ids + batch->rows;
+    struct ask *own = &batch->asks[batch->count];
+    struct forward_seq *seq = &batch->seqs[batch->count];
     enum kv_err err;
 
-    KV_TRY(check(session, ask, rows, diag));
+    *own = *given;
+    own->skip = ask->count ? pending : 0;
+    *seq = (struct forward_seq){.kv = engine_inner_seq(session),
+                                .ids = ids,
+                                .position = session->n_kv,
+                                .logits = FORWARD_ALL,
+                                .logits_first = own->skip + ask->rows_first,
+                                .row = give_row,
+                                .context = own};
+    batch->count++;
+    batch->rows += seq->kv.row_count = rows_of(session, ask);
     if (pending)
         ids[0] = session->ids[session->n_kv];
     if (ask->count)
         memcpy(ids + pending, ask->ids, ask->count * sizeof *ids);
-    seq.kv.row_count = rows;
     if (ask->floor) {
-        KV_TRY(floor_views(session, &views, diag));
-        seq.kv.blocks = views;
+        KV_TRY(floor_views(session, &own->views, diag));
+        seq->kv.blocks = own->views;
     }
-    if (ask->hide_count)
-        KV_TRY(hide(session, ask, &seq.kv, &bits, diag));
-    if (forward_run(engine->forward, &engine->slots.pool, &seq, 1) != KV_OK)
-        err = engine_inner_device(engine, diag);
-    else if (seq.bad_layer >= 0)
-        err = engine_inner_bad(session, &seq, diag);
+    err = ask->hide_count ? hide(session, ask, &seq->kv, &own->bits, diag) : KV_OK;
 done:
-    kv_alloc_release(engine->settings.alloc, views);
-    kv_alloc_release(engine->settings.alloc, bits);
     return err;
 }
 
-struct one_of_all {
-    uint32_t ask;
-    session_ask_row row;
-    void *context;
-};
+static enum kv_err run(struct batch *batch, struct kv_diag *diag) {
+    struct engine *engine = batch->session->engine;
 
-static void give_row_of(void *context, uint64_t row, const float *logits) {
-    const struct one_of_all *one = context;
+    if (batch->count == 0)
+        return KV_OK;
+    if (forward_run(engine->forward, &engine->slots.pool, batch->seqs, batch->count) != KV_OK)
+        return engine_inner_device(engine, diag);
+    for (uint32_t i = 0; i < batch->count; i++)
+        if (batch->seqs[i].bad_layer >= 0)
+            return engine_inner_bad(batch->session, &batch->seqs[i], diag);
+    return KV_OK;
+}
 
-    one->row(one->context, one->ask, row, logits);
+static void empty(struct batch *batch) {
+    const struct kv_alloc *alloc = batch->session->engine->settings.alloc;
+
+    for (uint32_t i = 0; i < batch->count; i++) {
+        kv_alloc_release(alloc, batch->asks[i].views);
+        kv_alloc_release(alloc, batch->asks[i].bits);
+    }
+    batch->count = batch->rows = 0;
 }
 
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
                             session_ask_row row, void *context, struct kv_diag *diag) {
+    struct batch batch = {.session = session};
     enum kv_err err = KV_OK;
 
-    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
-        struct one_of_all one = {i, row, context};
-        err = session_ask(session, &asks[i], give_row_of, &one, diag);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ask given = {.row = row, .context = context, .index = i};
+        KV_TRY(check(session, &asks[i], rows_of(session, &asks[i]), diag));
+        if (!fits(&batch, &asks[i])) {
+            KV_TRY(run(&batch, diag));
+            empty(&batch);
+        }
+        KV_TRY(add(&batch, &asks[i], &given, diag));
     }
+    err = run(&batch, diag);
+done:
+    empty(&batch);
     return err;
+}
+
+struct one {
+    session_row row;
+    void *context;
+};
+
+static void give_one(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    const struct one *one = context;
+
+    (void)ask;
+    one->row(one->context, row, logits);
+}
+
+enum kv_err session_ask(struct session *session, const struct session_ask *ask, session_row row,
+                        void *context, struct kv_diag *diag) {
+    struct one one = {row, context};
+
+    return session_ask_all(session, ask, 1, give_one, &one, diag);
 }
 
 struct print {

@@ -320,6 +320,76 @@ static struct kv_digest ask_with_hole(struct session *session, uint64_t first, u
     return answer.digest;
 }
 
+enum { ASKS = 40, ASK_ROWS = 255 };
+
+/* Digests of rows by question; context of both callbacks. */
+struct asked {
+    struct kv_digest rows[ASKS][ASK_ROWS + 1];
+    uint32_t counts[ASKS];
+    uint32_t alone, vocab; /* the question that is asked alone */
+};
+
+static void keep_one(void *context, uint64_t row, const float *logits) {
+    struct asked *asked = context;
+
+    asked->rows[asked->alone][row] = kv_digest_of(logits, asked->vocab * sizeof *logits);
+    asked->counts[asked->alone]++;
+}
+
+static void keep_many(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    struct asked *asked = context;
+
+    asked->rows[ask][row] = kv_digest_of(logits, asked->vocab * sizeof *logits);
+    asked->counts[ask]++;
+}
+
+/* Many questions in few batches have the bits of each alone, and only the rows that were wanted:
+ * BREAK_MANY_CHUNKS puts all questions in one place. */
+static void questions_in_one_batch_are_independent(void **state) {
+    static struct asked alone, together;
+    struct support_engine_options options = support_engine_default();
+    struct session_ask asks[ASKS] = {{0}};
+    struct session_range holes[ASKS];
+    struct testing_random random;
+    uint32_t ids[1500], wanted = 0;
+
+    (void)state;
+    struct engine *engine = support_engine_tiny(&options);
+    struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
+    alone.vocab = together.vocab = vocab_of(engine);
+    support_engine_ids(1, alone.vocab, ids, 1500);
+    support_engine_feed(session, ids, 1500);
+    testing_random_init(&random, testing_seed("questions", 3));
+    for (uint32_t round = 0; round < 2; round++) {
+        memset(alone.counts, 0, sizeof alone.counts);
+        memset(together.counts, 0, sizeof together.counts);
+        for (uint32_t i = 0; i < ASKS; i++) {
+            uint64_t at = 64 + testing_random_below(&random, 1400);
+            holes[i] = (struct session_range){at, at + 20};
+            asks[i].ids = ids + testing_random_below(&random, 1200);
+            asks[i].count = i == 7 ? ASK_ROWS : 1 + (uint32_t)testing_random_below(&random, 40);
+            asks[i].hide = &holes[i];
+            asks[i].hide_count = i % 3 == 0;
+            asks[i].floor = i % 5 == 0;
+            asks[i].rows_first = i % 2 == 0 ? 0 : asks[i].count - 1;
+            alone.alone = i;
+            assert_int_equal(session_ask(session, &asks[i], keep_one, &alone, NULL), KV_OK);
+            wanted += asks[i].count - asks[i].rows_first;
+        }
+        assert_int_equal(session_ask_all(session, asks, ASKS, keep_many, &together, NULL), KV_OK);
+        for (uint32_t i = 0; i < ASKS; i++) {
+            assert_int_equal(alone.counts[i], asks[i].count - asks[i].rows_first);
+            assert_int_equal(together.counts[i], alone.counts[i]);
+            for (uint32_t row = asks[i].rows_first; row < asks[i].count; row++)
+                assert_memory_equal(&alone.rows[i][row], &together.rows[i][row],
+                                    sizeof alone.rows[i][row]);
+        }
+        support_engine_generate(session, 1); /* a pending token stands in front of each */
+    }
+    printf("%u rows compared\n", wanted);
+    engine_close(engine);
+}
+
 /* BREAK_HOLE hides nothing. */
 static void a_hole_covers_whole_blocks_and_pages(void **state) {
     struct support_engine_options options = support_engine_default();
@@ -487,6 +557,7 @@ TESTING_MAIN(cmocka_unit_test(names_are_checked), cmocka_unit_test(settings_are_
              cmocka_unit_test(the_context_ends),
              cmocka_unit_test(a_cancelled_request_leaves_the_session_whole),
              cmocka_unit_test(a_question_leaves_no_trace),
+             cmocka_unit_test(questions_in_one_batch_are_independent),
              cmocka_unit_test(a_hole_covers_whole_blocks_and_pages),
              cmocka_unit_test(random_lives_leak_nothing),
              cmocka_unit_test(every_allocation_may_fail))

@@ -47,12 +47,12 @@ static void apply_marks(const struct forward *forward, struct forward_seq *seqs,
 static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, uint32_t count) {
     uint32_t *ids = (uint32_t *)(forward->control_host + forward_inner_ids(forward));
     uint32_t *position = (uint32_t *)(forward->control_host + forward_inner_positions(forward));
-    uint32_t rows = 0, chunks = 0;
+    uint32_t rows = 0, singles = 0;
 
     for (uint32_t i = 0; i < count; i++) {
         struct forward_seq *seq = &seqs[i];
-        assert(seq->kv.row_count >= 1 && seq->kv.row_count <= FORWARD_CHUNK_ROWS);
-        chunks += seq->kv.row_count > 1;
+        assert(seq->kv.row_count >= 1);
+        singles += seq->kv.row_count == 1;
         seq->kv.first_row = rows;
         seq->bad_layer = -1;
         seq->bad_row = 0;
@@ -66,7 +66,8 @@ static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, ui
 #endif
         }
     }
-    assert(chunks <= 1 && count - chunks <= forward->singles_max);
+    assert(singles <= forward->singles_max && count <= forward->singles_max + 1);
+    assert(rows - singles <= FORWARD_CHUNK_ROWS);
     memset(forward->control_host + forward_inner_bad(forward), 0xff, rows * sizeof(int32_t));
     return rows;
 }
@@ -104,18 +105,23 @@ static uint16_t *chunk_of(const struct forward *forward, uint32_t layer, uint32_
            (size_t)row * g->head_dim;
 }
 
-/* Builds the control block of a step, single rows before the chunk, and sends it off. Returns how
- * many single rows there are. */
+/* Builds the control block of a step, single rows before chunks, and sends it off. Returns how many
+ * single rows there are. */
 static uint32_t tell_step(struct forward *forward, const struct forward_seq *seqs, uint32_t count) {
     struct kvops_seq *told =
         (struct kvops_seq *)(forward->control_host + forward_inner_seqs(forward));
     struct device_copy copy = {forward->control, forward->control_host, 0};
-    uint32_t singles = 0, layers = forward->geometry.layers;
+    uint32_t singles = 0, placed = 0, chunks = 0, layers = forward->geometry.layers;
 
+    for (uint32_t i = 0; i < count; i++)
+        singles += seqs[i].kv.row_count == 1;
     forward->told_bytes = kv_round_up(
         forward_inner_seqs(forward) + (uint64_t)layers * count * sizeof *told, FORWARD_ALIGN_BYTES);
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = seqs[i].kv.row_count == 1 ? singles++ : count - 1;
+        uint32_t at = seqs[i].kv.row_count == 1 ? placed++ : singles + chunks++;
+#ifdef BREAK_MANY_CHUNKS
+        at = seqs[i].kv.row_count == 1 ? at : count - 1;
+#endif
         struct kvops_seq *seq = &forward->seqs[at];
         *seq = seqs[i].kv;
         seq->chunk_head_stride = (size_t)forward->rows_max * forward->geometry.head_dim;
@@ -217,10 +223,10 @@ static void attend(struct forward *forward, const struct rows *rows, uint32_t la
 
     if (rows->singles)
         device_decode(forward->device, &args);
-    if (rows->singles < rows->seqs) {
-        args.seqs = seqs + rows->singles;
+    for (uint32_t i = rows->singles; i < rows->seqs; i++) {
+        args.seqs = seqs + i;
         args.seq_count = 1;
-        device_prefill(forward->device, &args, forward->seqs[rows->singles].row_count);
+        device_prefill(forward->device, &args, forward->seqs[i].row_count);
     }
 }
 
@@ -342,7 +348,7 @@ static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs
 
     for (uint32_t i = 0; i < all->seqs; i++) {
         uint32_t rows = seqs[i].kv.row_count;
-        uint32_t row = seqs[i].logits == FORWARD_ALL ? 0 : rows - 1;
+        uint32_t row = seqs[i].logits == FORWARD_ALL ? seqs[i].logits_first : rows - 1;
         if (seqs[i].logits == FORWARD_NONE)
             continue;
         for (; row < rows && err == KV_OK; row++) {

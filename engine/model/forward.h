@@ -21,7 +21,7 @@
 #include "store/base/digest.h"
 
 enum {
-    FORWARD_CHUNK_ROWS = 256,  /* of the one sequence that may have more than one row … */
+    FORWARD_CHUNK_ROWS = 256,  /* of all sequences that have more than one row … */
     FORWARD_SINGLES_MAX = 128, /* … and of all that have one */
     FORWARD_HEAD_ROWS = 32,    /* logits are computed for so many rows at a time */
     FORWARD_BEYOND = 256       /* positions past the context that a question may use */
@@ -52,14 +52,14 @@ struct forward_seq {
     const uint32_t *ids; /* [kv.row_count], every id below the vocabulary */
     uint64_t position;   /* of the first row */
     enum forward_logits logits;
+    uint32_t logits_first; /* FORWARD_ALL: the first row whose logits are wanted */
     forward_row row;
     void *context;
     /* Written: */
     uint32_t bad_row;  /* the first row with a value that is not finite … */
     int32_t bad_layer; /* … after this layer (layers: in its logits), or -1 */
 };
-/* At most one sequence of more than one row and singles_max of one. Logits of a bad row are not
- * given out. DEVICE: the step was not computed, whatever `row` was given. */
+/* At most singles_max of one row, singles_max + 1 in all. Logits of a bad row are not given out. DEVICE: the step was not computed, whatever `row` was given. */
 enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
                         struct forward_seq *seqs, uint32_t count);
 

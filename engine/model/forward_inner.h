@@ -56,7 +56,7 @@ struct forward {
     uint64_t told_bytes;    /* of it, in this step */
     float *logits_host;     /* [FORWARD_HEAD_ROWS][vocab]; NULL where the device's are mapped */
     int32_t *bad_host;      /* [rows_max] */
-    struct kvops_seq *seqs; /* [singles_max + 1], with host pointers; the chunk comes last */
+    struct kvops_seq *seqs; /* [singles_max + 1], with host pointers; chunks come last */
     struct forward_head_row head_rows[FORWARD_HEAD_ROWS];
 };
 
