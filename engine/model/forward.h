@@ -59,7 +59,8 @@ struct forward_seq {
     uint32_t bad_row;  /* the first row with a value that is not finite … */
     int32_t bad_layer; /* … after this layer (layers: in its logits), or -1 */
 };
-/* At most singles_max of one row, singles_max + 1 in all. Logits of a bad row are not given out. DEVICE: the step was not computed, whatever `row` was given. */
+/* At most singles_max of one row, singles_max + 1 in all. Logits of a bad row are not given out.
+ * DEVICE: the step was not computed, whatever `row` was given. */
 enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
                         struct forward_seq *seqs, uint32_t count);
 
