@@ -57,7 +57,7 @@ struct fsck {
 const char *store_fsck_name(enum store_fsck_kind kind) {
     static const char *const names[STORE_FSCK_KINDS] = {
         "entry",        "extent-place",    "extent-overlap", "extent-data", "batch",
-        "not-in-index", "not-in-segments", "counts",         "tail"};
+        "not-in-index", "not-in-segments", "counts",         "tail",        "batch-padding"};
     return kind < STORE_FSCK_KINDS ? names[kind] : "?";
 }
 
@@ -76,8 +76,9 @@ static void say(struct fsck *fsck, struct about about, const char *format, ...) 
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    const struct store_fsck_finding finding = {about.kind, about.kind == STORE_FSCK_TAIL, about.key,
-                                               about.key_bytes, text};
+    int is_note = about.kind == STORE_FSCK_TAIL || about.kind == STORE_FSCK_PADDING;
+    const struct store_fsck_finding finding = {about.kind, is_note, about.key, about.key_bytes,
+                                               text};
     if (finding.is_note)
         fsck->report->notes++;
     else
@@ -130,6 +131,9 @@ static enum kv_err scan(struct fsck *fsck) {
             say(fsck, (struct about){STORE_FSCK_TAIL, NULL, 0},
                 "segment %u: %llu bytes behind the last batch were never acknowledged", number,
                 (unsigned long long)(nonzero_end - tail_off));
+        if (err == KV_OK && fsck->args->pause != NULL &&
+            fsck->args->pause(fsck->args->context, info.size_bytes) != 0)
+            err = kv_diag_set(fsck->diag, KV_ERR_BUSY, "ended before all segments were read");
     }
     fsck->report->segments = fsck->segment_count;
     return err;
@@ -174,6 +178,9 @@ static enum kv_err take_batch(struct fsck *fsck, const struct fmt_batch *head, i
             err = add_said(fsck, &op, head->sequence);
     }
     memcpy(last_out->bytes, record + head->record_bytes - KV_DIGEST_BYTES, KV_DIGEST_BYTES);
+    if (err == KV_OK && recover_padding(fsck->store, head, &own) == KV_ERR_CORRUPT)
+        say(fsck, (struct about){STORE_FSCK_PADDING, NULL, 0}, "%s; nothing is lost by it",
+            own.text);
     *whole_out = err == KV_OK;
     fsck->report->batches += err == KV_OK;
     kv_alloc_release(fsck->alloc, record);

@@ -24,6 +24,7 @@ enum store_fsck_kind {
     STORE_FSCK_NOT_IN_CHAIN, /* only the index says so: a rebuild would lose it */
     STORE_FSCK_COUNTS,       /* the index's totals are not those of its entries */
     STORE_FSCK_TAIL,         /* bytes behind the last batch, cut by the next writer: a note */
+    STORE_FSCK_PADDING,      /* bits turned behind a batch record, where nothing is: a note */
     STORE_FSCK_KINDS
 };
 const char *store_fsck_name(enum store_fsck_kind kind); /* a constant word */
@@ -50,11 +51,13 @@ struct store_fsck_args {
     int repair; /* records that only the index knows are put into the chain again */
     void (*each)(void *context, const struct store_fsck_finding *finding);
     void (*progress)(void *context, uint64_t done_bytes, uint64_t all_bytes); /* NULL is allowed */
+    /* Called behind every segment; non-zero ends the run. NULL is allowed. */
+    int (*pause)(void *context, uint64_t segment_bytes);
     void *context;
 };
 
 /* KV_OK whatever was found. KV_ERR_IO, KV_ERR_NO_SPACE (repair), KV_ERR_NOMEM, KV_ERR_INVALID
- * (repair of a store open for reading). */
+ * (repair of a store open for reading), KV_ERR_BUSY (ended by `pause`). */
 enum kv_err store_fsck(const struct store_fsck_args *args, struct store_fsck_report *report_out,
                        struct kv_diag *diag);
 

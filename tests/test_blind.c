@@ -1,7 +1,8 @@
 /* tests/test_blind.c - the same damage with digest comparison taken out of this program.
  *
  * Responsible for: showing that a plane of another session is caught by the fingerprint when every
- * digest is accepted, so that the proof is more than the digests once more.
+ * digest is accepted, so that the proof is more than the digests once more; and that no flipped bit
+ * ends the process then: what is not refused can be talked to.
  * Not responsible for: digests that work (test_restore.c).
  *
  * kv_digest_equal is defined here, so the product's object file is not linked.
@@ -9,9 +10,12 @@
 #include "tests/support_life.h"
 #include "tests/testing.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 int kv_digest_equal(const struct kv_digest *a, const struct kv_digest *b) {
     (void)a;
@@ -64,4 +68,78 @@ static void a_foreign_plane_is_caught_by_the_fingerprint(void **state) {
     }
 }
 
-TESTING_MAIN(cmocka_unit_test(a_foreign_plane_is_caught_by_the_fingerprint))
+static void flip(int file, uint64_t off, unsigned bit) {
+    uint8_t byte = 0;
+    assert_int_equal(pread(file, &byte, 1, (off_t)off), 1);
+    byte ^= (uint8_t)(1u << bit);
+    assert_int_equal(pwrite(file, &byte, 1, (off_t)off), 1);
+    assert_int_equal(fsync(file), 0);
+}
+
+struct outcomes {
+    uint32_t refused, disproved, answered;
+};
+
+static void wake_and_talk(struct life *life, const char *name, struct outcomes *outcomes) {
+    const struct restore_options options = {.skip_needles = 1};
+    struct session *woken = NULL;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    struct restore_check check;
+    (void)restore_verify(life->store, kv_alloc_system(), name, &check, &diag);
+    enum kv_err err = restore_wake(&life->source, name, &options, &woken, &receipt, &diag);
+    outcomes->refused += err != KV_OK && err != KV_ERR_PROOF;
+    outcomes->disproved += err == KV_ERR_PROOF;
+    outcomes->answered += err == KV_OK;
+    if (err != KV_OK && strstr(diag.text, name) == NULL)
+        fail_msg("%s is not named: %s", name, diag.text);
+    if (err == KV_OK) {
+        life_say(woken, 5, 3, 2, NULL);
+        session_drop(woken);
+    }
+    engine_apply(life->engine);
+}
+
+static void no_flip_ends_the_process(void **state) {
+    (void)state;
+    const uint32_t flips = testing_quick() ? 60 : 300;
+    char dir[TESTING_PATH_BYTES], path[TESTING_PATH_BYTES + 32];
+    struct testing_random random;
+    struct outcomes outcomes = {0};
+    struct stat info;
+    struct life life;
+    testing_random_init(&random, testing_seed("blind flips", 411));
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    struct session *one = life_session(&life, "planes", IMAGE_RECIPE_V3);
+    struct session *two = life_session(&life, "pages", IMAGE_RECIPE_BF16);
+    life_say(one, 1, 900, 3, NULL);
+    life_say(two, 2, 120, 3, NULL);
+    life_sleep(&life, one);
+    life_sleep(&life, two);
+    life_close(&life); /* cuts the segment at its tail */
+    life_open(&options, &life);
+    snprintf(path, sizeof path, "%s/seg/00000001.seg", dir);
+    int file = open(path, O_RDWR);
+    assert_true(file >= 0);
+    assert_int_equal(fstat(file, &info), 0);
+    for (uint32_t i = 0; i < flips; i++) {
+        uint64_t off = testing_random_below(&random, (uint64_t)info.st_size);
+        unsigned bit = (unsigned)testing_random_below(&random, 8);
+        flip(file, off, bit);
+        wake_and_talk(&life, "planes", &outcomes);
+        wake_and_talk(&life, "pages", &outcomes);
+        flip(file, off, bit);
+    }
+    close(file);
+    life_wake(&life, "planes", NULL);
+    life_wake(&life, "pages", NULL);
+    life_close(&life);
+    printf("%u flips without digests: %u wakes refused, %u disproved, %u answered, 0 crashes\n",
+           flips, outcomes.refused, outcomes.disproved, outcomes.answered);
+    assert_true(outcomes.refused > 0 && outcomes.answered > 0);
+}
+
+TESTING_MAIN(cmocka_unit_test(a_foreign_plane_is_caught_by_the_fingerprint),
+             cmocka_unit_test(no_flip_ends_the_process))

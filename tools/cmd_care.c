@@ -414,14 +414,19 @@ static int add_remedy(struct care *care, const uint8_t *key, size_t key_bytes, c
     return 0;
 }
 
-static void on_bad(void *context, const uint8_t *key, size_t key_bytes, const char *text) {
+static void on_bad(void *context, const struct store_fsck_finding *found) {
     struct care *care = context;
     char all[REMEDY_BYTES];
-    snprintf(all, sizeof all, "%.400s", text);
-    int kept = add_remedy(care, key, key_bytes, all, sizeof all);
+    if (found->kind != STORE_FSCK_DATA) {
+        on_store_finding(context, found);
+        return;
+    }
+    snprintf(all, sizeof all, "%.400s", found->text);
+    int kept = add_remedy(care, found->key, found->key_bytes, all, sizeof all);
     care->kept += (uint64_t)kept;
-    const struct finding finding = {.kind = "extent-data", .text = all, .is_note = kept};
-    tell_record(context, finding, key, key_bytes);
+    const struct finding finding = {
+        .kind = store_fsck_name(found->kind), .text = all, .is_note = kept};
+    tell_record(context, finding, found->key, found->key_bytes);
 }
 
 static void scrub_summary(const struct care *care, const struct store_scrub_report *report) {
@@ -470,8 +475,8 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
         scrub_summary(&care, &report);
     char records[TEXT_SHORT_BYTES];
     if (err == KV_OK && report.bad > care.kept)
-        err = kv_diag_set(diag, KV_ERR_CORRUPT, "%s not what was written",
-                          text_count(report.bad - care.kept, "record", records));
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "%s of what is not what was written",
+                          text_count(report.bad - care.kept, "finding", records));
 done:
     snap_care_owners_drop(care.owners);
     store_close(care.store);
