@@ -183,7 +183,7 @@ $(Q)$(CC) $(CFLAGS) -o $@.$$$$ $(filter %.o,$^) $(filter %.a,$^) $(WRAP_FLAGS) \
 endef
 
 # A program with the faulty index gets every call to the index sent through it.
-WRAP_CALLS  := pread pwrite fdatasync
+WRAP_CALLS  := pread pwrite fdatasync io_uring_submit io_uring_wait_cqe_timeout
 WRAP_RANDOM := -Wl,--wrap=getrandom
 WRAP_DEVICE := -Wl,--wrap=device_host_open
 WRAPPED   := open close get next state apply sync

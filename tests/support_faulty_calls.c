@@ -6,6 +6,7 @@
 #include "tests/support_faulty_calls.h"
 
 #include <errno.h>
+#include <liburing.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
@@ -56,4 +57,30 @@ ssize_t __wrap_pwrite(int file, const void *bytes, size_t count, off_t off) {
 
 int __wrap_fdatasync(int file) {
     return is_interrupted() ? -1 : __real_fdatasync(file);
+}
+
+/* --- io_uring */
+
+int __real_io_uring_submit(struct io_uring *ring);
+int __wrap_io_uring_submit(struct io_uring *ring);
+int __real_io_uring_wait_cqe_timeout(struct io_uring *ring, struct io_uring_cqe **cqe,
+                                     struct __kernel_timespec *timeout);
+int __wrap_io_uring_wait_cqe_timeout(struct io_uring *ring, struct io_uring_cqe **cqe,
+                                     struct __kernel_timespec *timeout);
+
+/* Cuts what stands on the ring and has not been handed over. */
+int __wrap_io_uring_submit(struct io_uring *ring) {
+    if (is_interrupted())
+        return -EINTR;
+    for (unsigned at = ring->sq.sqe_head; at != ring->sq.sqe_tail; at++) {
+        struct io_uring_sqe *entry = &ring->sq.sqes[at & ring->sq.ring_mask];
+        if (entry->opcode != IORING_OP_NOP)
+            entry->len = (unsigned)cut_short(entry->len);
+    }
+    return __real_io_uring_submit(ring);
+}
+
+int __wrap_io_uring_wait_cqe_timeout(struct io_uring *ring, struct io_uring_cqe **cqe,
+                                     struct __kernel_timespec *timeout) {
+    return is_interrupted() ? -EINTR : __real_io_uring_wait_cqe_timeout(ring, cqe, timeout);
 }

@@ -1,8 +1,9 @@
 /* tests/support_faulty_calls.h - system calls that are interrupted and move less than asked.
  *
- * Responsible for: standing in front of pread, pwrite and fdatasync (the linker sends them here:
- * --wrap, see Makefile): every second call is interrupted, the others move at most so many bytes.
- * Not responsible for: io_uring, which makes no such calls.
+ * Responsible for: standing in front of pread, pwrite, fdatasync and, of io_uring, submitting and
+ * waiting (the linker sends them here: --wrap, see Makefile): every second call is interrupted, the
+ * others move at most so many bytes; a request on the ring is cut before the kernel sees it.
+ * Not responsible for: what a caller makes of it.
  *
  * Threads: any; armed by the main thread.
  * Units: bytes, calls.

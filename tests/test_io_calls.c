@@ -1,4 +1,4 @@
-/* tests/test_io_calls.c - the POSIX door over calls that are interrupted and move too little.
+/* tests/test_io_calls.c - both doors over calls that are interrupted and move too little.
  *
  * Responsible for: a store whose every second call is interrupted and whose transfers come in
  * pieces of 4 KiB, 512 or 1,536 bytes is the same store.
@@ -12,11 +12,11 @@
 
 #include <stdio.h>
 
-static void a_store_over(size_t bytes_max, int direct) {
+static void a_store_over(const struct io_door *door, size_t bytes_max, int direct) {
     char dir[TESTING_PATH_BYTES];
     testing_temp_dir(dir);
     struct store_options options = support_store_options(dir);
-    options.door = io_posix_door();
+    options.door = door;
     options.direct_wanted = direct;
     faulty_calls_arm(bytes_max);
     struct store *store = support_store_open(&options);
@@ -32,24 +32,27 @@ static void a_store_over(size_t bytes_max, int direct) {
     for (unsigned i = 0; i < 12; i++)
         assert_true(support_store_matches(store, i, 1, i % 2));
     store_close(store);
-    printf("pieces of %zu bytes: %llu calls interrupted, %llu cut short\n", bytes_max,
-           (unsigned long long)counts.interrupted, (unsigned long long)counts.cut);
+    printf("%s, pieces of %zu bytes: %llu calls interrupted, %llu cut short\n", door->name,
+           bytes_max, (unsigned long long)counts.interrupted, (unsigned long long)counts.cut);
     assert_true(counts.interrupted > 10 && counts.cut > 10);
 }
 
 static void pages(void **state) {
     (void)state;
-    a_store_over(4096, 1);
+    a_store_over(io_uring_door(), 4096, 1);
+    a_store_over(io_posix_door(), 4096, 1);
 }
 
 static void sectors(void **state) {
     (void)state;
-    a_store_over(512, 0);
+    a_store_over(io_uring_door(), 512, 0);
+    a_store_over(io_posix_door(), 512, 0);
 }
 
 static void three_sectors(void **state) {
     (void)state;
-    a_store_over(1536, 0);
+    a_store_over(io_uring_door(), 1536, 0);
+    a_store_over(io_posix_door(), 1536, 0);
 }
 
 TESTING_MAIN(cmocka_unit_test(pages), cmocka_unit_test(sectors), cmocka_unit_test(three_sectors))
