@@ -80,7 +80,7 @@ ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
 LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c tests/flips.c)))
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
-.PHONY: all help demo test test-programs check check-twins sanitize bench test-kill sweep sim \
+.PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep sim \
         fuzz fuzz-programs install \
         clean setup print-link FORCE
 .SECONDARY:
@@ -96,6 +96,7 @@ help:
 	@echo 'make check        style, imports, mutable globals, layout'
 	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
 	@echo 'make sanitize     all tests under ASan and UBSan'
+	@echo 'make threads      the tests in which threads meet, under the thread sanitizer'
 	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
 	@echo 'make sweep        every power cut and every failing call of one life (STRIDE=1)'
 	@echo 'make sim          random lives with faults on a virtual clock (SECONDS=60 SEED=)'
@@ -259,6 +260,12 @@ fuzz-programs: $(FUZZ_SRC:%.c=$B/%)
 
 sanitize:
 	@$(MAKE) --no-print-directory CONFIG=asan test
+
+# The tests in which threads meet, under the thread sanitizer.
+THREADED := test_io test_io_calls test_read_help test_workers test_store_read test_snapshot
+threads: setup
+	@$(MAKE_ALL) CONFIG=tsan CUDA=0 $(THREADED:%=build/tsan/tests/%)
+	@QUICK=1 tools/run_tests.sh $(THREADED:%=build/tsan/tests/%)
 
 bench: setup
 	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/bench%,$(HELPER_SRC)))

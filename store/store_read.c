@@ -27,9 +27,17 @@ enum {
     FILES_MAX = 128 /* segments open at once; a call with more goes in rounds */
 };
 
+/* Segments that are open. */
+struct files {
+    uint32_t numbers[FILES_MAX];
+    int files[FILES_MAX];
+    uint32_t count;
+};
+
 struct reader {
     struct reader *next_lost;
     struct io_queue *queue;
+    struct files files; /* of the round; a lost reader keeps them as long as its queue */
     uint8_t *staging;
     struct codec *codecs[2]; /* of the reading thread and of its helper */
 };
@@ -61,12 +69,6 @@ struct job {
     uint64_t begin_ns;
 };
 
-struct files {
-    uint32_t numbers[FILES_MAX];
-    int files[FILES_MAX];
-    uint32_t count;
-};
-
 /* One round of one call. */
 struct round {
     struct store *store;
@@ -78,7 +80,6 @@ struct round {
     struct job jobs[DEPTH];
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
-    struct files files;
     struct read_help help;
     struct store_read_stats *stats;
     struct kv_diag *diag; /* of the first failed read in order */
@@ -86,13 +87,21 @@ struct round {
     int stalled;
 };
 
+static void close_files(struct store *store, struct reader *reader) {
+    const struct io_door *door = store->options.door;
+    while (reader->files.count != 0)
+        door->close(door->context, reader->files.files[--reader->files.count]);
+}
+
 static void reader_drop(struct store *store, struct reader *reader, uint64_t timeout_ns) {
     const struct io_door *door = store->options.door;
     if (reader == NULL)
         return;
-    /* While the kernel may still write into the staging it cannot be given back. */
+    /* While the kernel may still write into the staging it cannot be given back; nor can a file be
+     * closed: what is still to be read by its number would be read from whatever gets that next. */
     if (reader->queue != NULL && door->queue_close(door->context, reader->queue, timeout_ns) != 0)
         return;
+    close_files(store, reader);
     codec_drop(reader->codecs[0]);
     codec_drop(reader->codecs[1]);
     kv_alloc_release(store->options.alloc, reader->staging);
@@ -349,7 +358,7 @@ static void conclude(struct round *round, size_t index) {
 /* Looks up or opens the segment of an extent. */
 static enum kv_err file_of(struct round *round, const struct store_extent *extent, int *file_out,
                            struct kv_diag *diag) {
-    struct files *files = &round->files;
+    struct files *files = &round->reader->files;
     for (uint32_t i = files->count; i-- > 0;) {
         if (files->numbers[i] == extent->segment) {
             *file_out = files->files[i];
@@ -644,8 +653,10 @@ static enum kv_err read_round(struct store *store, const struct store_read_args 
             start_helper(round);
         run_round(round);
         read_help_stop(&round->help);
-        for (uint32_t i = 0; i < round->files.count; i++)
-            door->close(door->context, round->files.files[i]);
+#ifndef BREAK_CLOSE_UNDER_READ
+        if (!round->stalled)
+#endif
+            close_files(store, round->reader);
         reader_give(store, round->reader, round->stalled);
     }
     kv_alloc_release(alloc, round->flows);
