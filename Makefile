@@ -80,9 +80,8 @@ ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
 LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c tests/flips.c)))
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
-.PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep sim \
-        fuzz fuzz-programs install \
-        clean setup print-link FORCE
+.PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep \
+        sim fuzz fuzz-programs install clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 

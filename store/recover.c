@@ -74,7 +74,9 @@ static enum kv_err look_at_page(struct store *store, const uint8_t *page, struct
     enum kv_err err = fmt_batch_decode_head(page, STORE_PAGE_BYTES, &batch);
     if (err == KV_ERR_VERSION)
         return kv_diag_set(diag, err,
-                           "a batch record needs a newer version: use a newer coldplane");
+                           "a batch record needs version %u of the format, this program knows "
+                           "version %d: use a newer coldplane",
+                           kv_get_u32(page + 8), STORE_FORMAT_VERSION);
     if (err != KV_OK || memcmp(batch.store_id, store->id, FMT_ID_BYTES) != 0 ||
         batch.at.segment != at.segment || batch.at.off != at.off)
         return KV_OK;

@@ -4,25 +4,18 @@
  * nothing more, an index that inspection leaves alone.
  * Not responsible for: sessions (test_snap_care.c).
  * Broken twins: BREAK_FSCK_CHAIN, BREAK_INSPECT.
- *
- * Each tests/golden/fsck_v1/NAME.txt is a recipe and the report: lines `flip FILE OFF BITS`, `cut
- * FILE BYTES`, `remove FILE`, `copy FILE FROM TO PAGES` are done to a copy of store_v1, the lines
- * behind `report` must come out.
  */
 #include "store/store_fsck.h"
 
 #include "store/store_batch.h"
+#include "tests/support_golden.h"
 #include "tests/support_store.h"
 #include "tests/testing.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-static const char golden[] = "tests/golden/fsck_v1";
+static const char golden[] = "tests/golden/v1/records_fsck";
 
 struct report {
     char text[8192];
@@ -50,65 +43,15 @@ static struct store_fsck_report look(struct store *store, int repair, struct rep
     return result;
 }
 
-static void copy_pages(const char *dir, const char *name, long from, long to, long pages) {
-    char path[512];
-    static unsigned char page[4096];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *file = fopen(path, "r+b");
-    assert_non_null(file);
-    for (long i = 0; i < pages; i++) {
-        assert_int_equal(fseek(file, from + i * 4096, SEEK_SET), 0);
-        assert_int_equal(fread(page, 1, sizeof page, file), sizeof page);
-        assert_int_equal(fseek(file, to + i * 4096, SEEK_SET), 0);
-        assert_int_equal(fwrite(page, 1, sizeof page, file), sizeof page);
-    }
-    fclose(file);
-}
-
-static void apply(const char *dir, const char *line) {
-    char name[64];
-    char path[512];
-    unsigned long a = 0;
-    unsigned long b = 0;
-    unsigned long c = 0;
-    if (sscanf(line, "flip %63s %lu %lu", name, &a, &b) == 3) {
-        support_store_flip(dir, name, a, (unsigned char)b);
-    } else if (sscanf(line, "cut %63s %lu", name, &a) == 2) {
-        support_store_truncate(dir, name, a);
-    } else if (sscanf(line, "copy %63s %lu %lu %lu", name, &a, &b, &c) == 4) {
-        copy_pages(dir, name, (long)a, (long)b, (long)c);
-    } else if (sscanf(line, "remove %63s", name) == 1) {
-        snprintf(path, sizeof path, "%s/%s", dir, name);
-        assert_int_equal(unlink(path), 0);
-    } else if (strcmp(line, "nothing\n") != 0) {
-        fail_msg("what is '%s'?", line);
-    }
-}
-
-static void one_case(const char *file_name) {
-    char path[512];
+static void one_case(const char *file_path) {
     char dir[TESTING_PATH_BYTES];
-    char line[512];
-    char expected[8192] = "";
+    char expected[SUPPORT_GOLDEN_TEXT_BYTES];
     static struct report report;
     struct kv_diag diag = {""};
     struct store *store = NULL;
-    int behind = 0;
     testing_temp_dir(dir);
-    support_store_copy("tests/golden/store_v1", dir);
-    snprintf(path, sizeof path, "%s/%s", golden, file_name);
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    while (fgets(line, sizeof line, file) != NULL) {
-        if (strcmp(line, "report\n") == 0)
-            behind = 1;
-        else if (behind)
-            strncat(expected, line, sizeof expected - strlen(expected) - 1);
-        else
-            apply(dir, line);
-    }
-    fclose(file);
-    assert_true(behind);
+    support_store_copy("tests/golden/v1/records", dir);
+    support_golden_break(file_path, dir, expected);
     struct store_options options = support_store_options(dir);
     options.read_only = 1;
     options.inspect = 1;
@@ -124,7 +67,7 @@ static void one_case(const char *file_name) {
                  text != NULL ? text : "");
     }
     if (strcmp(expected, report.text) != 0) {
-        printf("%s: expected\n%sgot\n%send\n", file_name, expected, report.text);
+        printf("%s: expected\n%sgot\n%send\n", file_path, expected, report.text);
         fail();
     }
     assert_int_equal(support_store_segment_bytes(dir, 1), before);
@@ -132,18 +75,9 @@ static void one_case(const char *file_name) {
 
 static void golden_reports(void **state) {
     (void)state;
-    unsigned count = 0;
-    DIR *list = opendir(golden);
-    assert_non_null(list);
-    for (struct dirent *entry = readdir(list); entry != NULL; entry = readdir(list)) {
-        if (strstr(entry->d_name, ".txt") == NULL)
-            continue;
-        one_case(entry->d_name);
-        count++;
-    }
-    closedir(list);
+    unsigned count = support_golden_each(golden, one_case);
     print_message("%u golden reports\n", count);
-    assert_true(count >= 8);
+    assert_true(count >= 13);
 }
 
 /* A damaged batch record: what only the index knows is put into the chain again, and then a
@@ -196,7 +130,7 @@ static void repair_keeps_deletions(void **state) {
     char dir[TESTING_PATH_BYTES];
     static struct report report;
     testing_temp_dir(dir);
-    support_store_copy("tests/golden/store_v1", dir);
+    support_store_copy("tests/golden/v1/records", dir);
     support_store_flip(dir, "seg/00000001.seg", 253990, 2);
     struct store_options options = support_store_options(dir);
     struct store *store = support_store_open(&options);

@@ -504,7 +504,7 @@ static void golden_store(void **state) {
     for (int without_index = 0; without_index < 2; without_index++) {
         char dir[TESTING_PATH_BYTES];
         testing_temp_dir(dir);
-        support_store_copy("tests/golden/store_v1", dir);
+        support_store_copy("tests/golden/v1/records", dir);
         struct store_options options = support_store_options(dir);
         if (without_index)
             support_store_remove_index(dir);
@@ -523,7 +523,7 @@ static void golden_store(void **state) {
     }
     char dir[TESTING_PATH_BYTES];
     testing_temp_dir(dir);
-    support_store_copy("tests/golden/store_v1_damaged", dir);
+    support_store_copy("tests/golden/v1/records_damaged", dir);
     struct store_options options = support_store_options(dir);
     struct kv_diag diag = {""};
     struct store *store = support_store_open(&options);
