@@ -475,7 +475,7 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
         scrub_summary(&care, &report);
     char records[TEXT_SHORT_BYTES];
     if (err == KV_OK && report.bad > care.kept)
-        err = kv_diag_set(diag, KV_ERR_CORRUPT, "%s of what is not what was written",
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "%s: something is not what was written",
                           text_count(report.bad - care.kept, "finding", records));
 done:
     snap_care_owners_drop(care.owners);
