@@ -55,6 +55,7 @@ CU           := $(wildcard kernels/cuda/*.cu)
 ifeq ($(CUDA)$(if $(CU),,0),1)
 CPPFLAGS    += -isystem $(patsubst %/bin/nvcc,%/include,$(NVCC))
 CU_OBJ      := $(CU:%.cu=$B/%.cu.o)
+SRC_engine  := $(filter-out engine/device/device_none.c,$(SRC_engine))
 LDLIBS      += -L$(patsubst %/bin/nvcc,%/lib64,$(NVCC)) -lcudart_static -ldl -lrt -lstdc++
 else
 SRC_engine  := $(filter-out engine/device/device_cuda.c,$(SRC_engine))
@@ -65,6 +66,7 @@ TEST_SRC    := $(wildcard tests/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
                           tests/sweep.c tests/sim.c tests/flips.c)
+GPU_SRC     := $(wildcard tests/gpu_*.c)
 SRC_testing := $(wildcard tests/testing.c)
 
 # ld reads each archive once, in this order, so a call that points up does not link.
@@ -118,8 +120,9 @@ $B/gen/flags: FORCE
 $B/gen/build_id.h: FORCE
 	@mkdir -p $(@D); { \
 	echo '/* build_id.h - written by the Makefile: which sources and compiler made this program. */'; \
-	echo "#define BUILD_SOURCES_DIGEST \"$$(find kernels engine/model -name '*.[ch]' -o -name '*.cu' \
-	    2>/dev/null | LC_ALL=C sort | xargs -r sha256sum | sha256sum | cut -d' ' -f1)\""; \
+	echo "#define BUILD_SOURCES_DIGEST \"$$(find kernels engine/model -name '*.[ch]' \
+	    -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | LC_ALL=C sort | xargs -r sha256sum | \
+	    sha256sum | cut -d' ' -f1)\""; \
 	version=$$($(CC) -dumpfullversion -dumpversion); \
 	echo "#define BUILD_COMPILER \"gcc $$version $(CFLAGS) $(AVX2)\""; } >$@.$$$$; \
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
@@ -198,6 +201,12 @@ $B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
 	$$(call link,-lcmocka)
 endef
 $(foreach t,$(TEST_SRC) $(HELPER_SRC),$(eval $(call test_rule,$t)))
+
+define gpu_rule
+$B/$(1:.c=): $B/$(1:.c=.o) $(call archives_of,$1)
+	$$(call link)
+endef
+$(foreach t,$(GPU_SRC),$(eval $(call gpu_rule,$t)))
 
 define fuzz_rule
 $B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)

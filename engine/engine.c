@@ -20,6 +20,9 @@
 
 enum { SESSIONS_MAX = 1024 };
 
+/* Left for plans and scratch that grow later, when the slots take what there is. */
+static const uint64_t left_bytes = (uint64_t)128 << 20;
+
 static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
 
 /* Sources and compiler do not say which C library made the RoPE tables, so their bits do. */
@@ -53,6 +56,9 @@ static void describe(struct engine *engine, const struct gguf *gguf,
     struct engine_model *model = &engine->model;
     struct image_model *identity = &model->identity;
 
+    char note[sizeof model->device_note];
+
+    memcpy(note, model->device_note, sizeof note);
     *model = (struct engine_model){.geometry = {g->layers, g->kv_heads, g->head_dim},
                                    .vocab_count = g->vocab,
                                    .context_tokens = g->context_tokens,
@@ -61,6 +67,8 @@ static void describe(struct engine *engine, const struct gguf *gguf,
                                    .ffn = g->ffn,
                                    .simd_name = engine->device->simd_name,
                                    .architecture = "llama"};
+    memcpy(model->device_note, note, sizeof note);
+    snprintf(model->device_name, sizeof model->device_name, "%.95s", engine->device->name);
     memcpy(identity->architecture, "llama", sizeof "llama");
     identity->geometry = model->geometry;
     identity->q_heads = g->heads;
@@ -130,14 +138,52 @@ static enum kv_err open_pool(struct engine *engine, struct kv_diag *diag) {
                                   .reserve = settings->reserve_slots,
                                   .poison = settings->poison_free_slots,
                                   .shuffle_seed = settings->shuffle_seed};
+    uint64_t room = device_room(engine->device);
 
+    if (pool.budget_bytes == UINT64_MAX && room != UINT64_MAX)
+        pool.budget_bytes = room > left_bytes ? room - left_bytes : 0;
     return slots_init(&pool, &engine->slots, diag);
+}
+
+/* More than weights of any type as BF16, a table and a workspace beside the slots take. */
+static uint64_t enough_bytes(const struct engine_settings *settings, size_t model_size) {
+    uint64_t model = 0, bytes = UINT64_MAX;
+
+    if (settings->slot_budget_bytes == UINT64_MAX || !kv_mul_u64(model_size, 5, &model) ||
+        !kv_add_u64(model, (uint64_t)2 << 30, &model) ||
+        !kv_add_u64(model, settings->slot_budget_bytes, &bytes))
+        return UINT64_MAX;
+    return bytes;
+}
+
+static enum kv_err open_device(struct engine *engine, size_t model_size, struct kv_diag *diag) {
+    const struct engine_settings *settings = &engine->settings;
+    struct device_host_settings host = {settings->alloc, settings->clock,
+                                        (enum device_simd)settings->simd, settings->threads};
+    struct device_cuda_settings cuda = {settings->alloc,
+                                        settings->clock,
+                                        settings->cuda_index,
+                                        settings->device_memory_bytes,
+                                        enough_bytes(settings, model_size),
+                                        settings->graphs};
+    struct kv_diag own = {""};
+    enum kv_err err;
+
+    if (settings->device == ENGINE_DEVICE_CPU)
+        return device_host_open(&host, &engine->device, diag);
+    err = device_cuda_open(&cuda, &engine->device, &own);
+    if (err == KV_OK)
+        return KV_OK;
+    if (settings->device == ENGINE_DEVICE_CUDA || err != KV_ERR_NOT_FOUND)
+        return kv_diag_set(diag, KV_ERR_DEVICE, "%s", own.text);
+    if (device_cuda_built())
+        snprintf(engine->model.device_note, sizeof engine->model.device_note,
+                 "%.120s: computing on the processor", own.text);
+    return device_host_open(&host, &engine->device, diag);
 }
 
 enum kv_err engine_open(const struct engine_settings *settings, const void *model_bytes,
                         size_t model_size, struct engine **engine_out, struct kv_diag *diag) {
-    struct device_host_settings host = {settings->alloc, settings->clock,
-                                        (enum device_simd)settings->simd, settings->threads};
     struct engine *engine;
     enum kv_err err;
 
@@ -151,7 +197,7 @@ enum kv_err engine_open(const struct engine_settings *settings, const void *mode
     engine->singles_max =
         settings->sessions_max < FORWARD_SINGLES_MAX ? settings->sessions_max : FORWARD_SINGLES_MAX;
     posts_init(&engine->posts);
-    KV_TRY(device_host_open(&host, &engine->device, diag));
+    KV_TRY(open_device(engine, model_size, diag));
     KV_TRY(open_model(engine, model_bytes, model_size, diag));
     KV_TRY(open_pool(engine, diag));
     KV_TRY(open_tables(engine, diag));

@@ -26,6 +26,8 @@
 struct engine;
 struct block; /* a sealed block; immutable bytes, counted references */
 
+/* AUTO takes the first GPU, or the processor where there is none. */
+enum engine_device { ENGINE_DEVICE_CPU, ENGINE_DEVICE_AUTO, ENGINE_DEVICE_CUDA };
 enum engine_simd { ENGINE_SIMD_AUTO, ENGINE_SIMD_C, ENGINE_SIMD_AVX2 };
 
 /* Calls up. Any member may be NULL. All run on the scheduler thread and only enqueue. */
@@ -46,10 +48,15 @@ struct engine_settings {
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     struct engine_hooks hooks;
+    enum engine_device device;
+    uint32_t cuda_index;          /* which GPU, of ENGINE_DEVICE_CUDA */
+    uint64_t device_memory_bytes; /* reserved on a GPU, at most; UINT64_MAX: no limit */
+    int graphs;                   /* a GPU may record steps; the bits are the same */
     enum engine_simd simd;
     uint32_t threads;           /* 1 … 256, the caller included */
     uint32_t sessions_max;      /* resident at once, 1 … 1,024 */
-    uint64_t slot_budget_bytes; /* slots and META frames together; reserved at open */
+    uint64_t slot_budget_bytes; /* slots and META frames together; reserved at open; UINT64_MAX:
+                                   what a GPU has left beside the model */
     uint32_t reserve_slots; /* kept back from admission; serves planes that wait for their write */
     int poison_free_slots;  /* fill freed slots with NaN patterns: tests and the demo */
     uint64_t shuffle_seed;  /* order in which slots are given out; 0 keeps ascending order */
@@ -66,7 +73,9 @@ struct engine_model {
     struct image_model identity; /* what a snapshot must match */
     uint32_t vocab_count, context_tokens, q_heads, hidden, ffn;
     uint64_t weight_bytes; /* weights as held in memory */
-    const char *simd_name; /* "c" or "avx2" */
+    const char *simd_name; /* "c", "avx2" or "cuda" */
+    char device_name[96];
+    char device_note[192]; /* why AUTO took the processor; "" otherwise */
     const char *architecture;
 };
 void engine_model(const struct engine *engine, struct engine_model *model_out);

@@ -121,6 +121,11 @@ static void wall_put(struct device *device, void *memory) {
     *range = (struct range){NULL, NULL, 0};
 }
 
+static uint64_t wall_room(struct device *device) {
+    (void)wall_of(device);
+    return UINT64_MAX;
+}
+
 static void *wall_host_get(struct device *device, uint64_t bytes) {
     struct wall *wall = wall_of(device);
 
@@ -375,6 +380,7 @@ static const struct device_ops wall_ops = {
     .close = wall_close,
     .get = wall_get,
     .put = wall_put,
+    .room = wall_room,
     .host_get = wall_host_get,
     .host_put = wall_host_put,
     .mapped = wall_mapped,

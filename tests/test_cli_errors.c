@@ -354,6 +354,9 @@ static void what_does_not_fit_changes_nothing(void **state) {
     cli_call(cli, "restore", "a", "--slots-memory", "999GiB", NULL);
     if (cli->code != 0)
         cli_refused(cli, 6, "give less with --slots-memory");
+    /* No machine has so many, and a program built without CUDA says that. */
+    cli_call(cli, "run", "a", "--prompt", "x", "--device", "cuda:255", NULL);
+    cli_refused(cli, 6, "CUDA");
 }
 
 /* --- stores */

@@ -139,6 +139,10 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "run a --threads 99999999999999999999999", "from 1 to 256");
     assert_refused(fixture, "run a --simd neon", "none of auto, avx2 and c");
     assert_refused(fixture, "run a --recipe v9", "take v3 or bf16");
+    assert_refused(fixture, "run a --device gpu", "none of auto, cpu and cuda:0");
+    assert_refused(fixture, "run a --device cuda:", "none of auto, cpu and cuda:0");
+    assert_refused(fixture, "run a --device cuda:256", "none of auto, cpu and cuda:0");
+    assert_refused(fixture, "run a --device-memory all", "512MiB");
     assert_refused(fixture, "run a --temperature nan", "not a number");
     assert_refused(fixture, "run a --temperature -1", "not a number");
     assert_refused(fixture, "run a --ages 512,256", "must not fall");
@@ -148,6 +152,20 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "run a --ages 1 --recipe bf16", "one tier only");
     assert_refused(fixture, "run a --slots-memory lots", "512MiB");
     assert_refused(fixture, "a b c d e f g h i", "too many arguments");
+}
+
+static void devices_are_read_and_shown(void **state) {
+    struct fixture *fixture = *state;
+    const struct config *config = &fixture->config;
+    assert_int_equal(load(fixture, "run a"), KV_OK);
+    assert_int_equal(config->device.kind, ENGINE_DEVICE_AUTO);
+    assert_true(config->device_bytes == UINT64_MAX);
+    assert_int_equal(load(fixture, "run a --device cpu --device-memory 2GiB"), KV_OK);
+    assert_int_equal(config->device.kind, ENGINE_DEVICE_CPU);
+    assert_true(config->device_bytes == UINT64_C(2) << 30);
+    assert_int_equal(load(fixture, "run a --device cuda:3"), KV_OK);
+    assert_int_equal(config->device.kind, ENGINE_DEVICE_CUDA);
+    assert_int_equal(config->device.index, 3);
 }
 
 static void ages_of_a_recipe_without_any_are_told(void **state) {
@@ -274,7 +292,7 @@ static void a_broken_file_does_not_stop_what_explains(void **state) {
 
 TESTING_MAIN(TEST(defaults_are_as_documented), TEST(home_comes_from_the_environment_only),
              TEST(flags_win_over_the_file_over_defaults), TEST(words_and_flags_may_mix),
-             TEST(mistakes_name_the_flag_and_what_is_right),
+             TEST(mistakes_name_the_flag_and_what_is_right), TEST(devices_are_read_and_shown),
              TEST(ages_of_a_recipe_without_any_are_told), TEST(flags_of_other_commands_are_refused),
              TEST(file_mistakes_name_the_line), TEST(json_is_known_even_after_a_mistake),
              TEST(sizes_have_units), TEST(what_is_shown_can_be_read_back),

@@ -224,6 +224,14 @@ enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry
     return err;
 }
 
+/* Whoever gives a GPU's memory away means it for sessions, unless slots are counted too. */
+uint64_t cmd_slots_bytes(const struct config *config) {
+    return config_stated(config, "device-memory") && !config_stated(config, "slots-memory") &&
+                   config->device.kind == ENGINE_DEVICE_CUDA
+               ? UINT64_MAX
+               : config->slots_bytes;
+}
+
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag) {
     const struct config *config = cmd->config;
@@ -237,10 +245,13 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.may_degrade = config->may_degrade;
     settings.write_second_bytes = config->write_second_bytes;
     settings.write_day_bytes = config->write_day_bytes;
+    settings.device = config->device.kind;
+    settings.cuda_index = config->device.index;
+    settings.device_memory_bytes = config->device_bytes;
     settings.simd = config->simd;
     settings.threads = config->threads;
     settings.sessions_max = config->sessions_max;
-    settings.slot_budget_bytes = config->slots_bytes;
+    settings.slot_budget_bytes = cmd_slots_bytes(config);
     settings.reserve_slots = config->reserve_slots;
     settings.policy = config->policy;
     settings.sampler = config->sampler;

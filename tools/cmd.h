@@ -73,6 +73,8 @@ enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry
                      struct kv_diag *diag);
 /* What is said of a stored session in JSON; owned by the caller. */
 struct cJSON *cmd_entry_json(const struct snapshot_entry *entry);
+/* Memory for slots; UINT64_MAX: what a GPU has left. */
+uint64_t cmd_slots_bytes(const struct config *config);
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag);
 /* service_session of cmd->session_name with a progress line; `opened_out` is always written. */

@@ -79,6 +79,11 @@ static enum kv_err open_bench(struct bench *bench, enum engine_simd simd, uint32
     uint64_t model_bytes = 0;
     const struct engine_settings settings = {.alloc = bench->cmd->alloc,
                                              .clock = bench->cmd->clock,
+                                             .device = simd == ENGINE_SIMD_C ? ENGINE_DEVICE_CPU
+                                                                             : config->device.kind,
+                                             .cuda_index = config->device.index,
+                                             .device_memory_bytes = config->device_bytes,
+                                             .graphs = 1,
                                              .simd = simd,
                                              .threads = config->threads,
                                              .sessions_max = 16,

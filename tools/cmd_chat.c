@@ -199,11 +199,15 @@ static const char chat_help[] =
 
 static void greet(const struct talk *talk, const struct service_opened *opened) {
     struct session_info info;
+    struct engine_model model;
     session_info(talk->session, &info);
+    engine_model(service_engine(talk->service), &model);
+    if (model.device_note[0] != 0)
+        fprintf(stderr, "(%s)\n", model.device_note);
     if (opened->found == SERVICE_WOKEN)
         receipt_print_line(&opened->receipt, stderr);
-    fprintf(stderr, "session %s, %s%" PRIu64 " tokens; /help lists what else there is\n", info.name,
-            opened->found == SERVICE_NEW ? "new, " : "", info.n);
+    fprintf(stderr, "session %s, %s%" PRIu64 " tokens, on %s; /help lists what else there is\n",
+            info.name, opened->found == SERVICE_NEW ? "new, " : "", info.n, model.device_name);
 }
 
 static enum kv_err open_talk(struct talk *talk, struct service_opened *opened,

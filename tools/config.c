@@ -27,6 +27,7 @@ enum kind {
     KIND_U32,
     KIND_U64,
     KIND_F32,
+    KIND_DEVICE,
     KIND_SIMD,
     KIND_RECIPE,
     KIND_AGES
@@ -68,8 +69,12 @@ static const struct setting settings[] = {
      "threads that compute (all cores online)"},
     {"simd", NULL, KIND_SIMD, AT(simd), 0, 0, CONFIG_ENGINE, 1, "auto|avx2|c",
      "instructions to compute with"},
-    {"slots-memory", "device-memory", KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_C(1) << 44,
-     CONFIG_ENGINE, 1, "SIZE", "memory for KV slots, reserved at start"},
+    {"device", NULL, KIND_DEVICE, AT(device), 0, 0, CONFIG_ENGINE, 1, "auto|cpu|cuda:N",
+     "what computes; auto takes a GPU where there is one"},
+    {"device-memory", NULL, KIND_BYTES, AT(device_bytes), 1 << 20, UINT64_C(1) << 44, CONFIG_ENGINE,
+     1, "SIZE", "most memory of a GPU, reserved at start"},
+    {"slots-memory", NULL, KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_C(1) << 44, CONFIG_ENGINE,
+     1, "SIZE", "memory for KV slots, reserved at start"},
     {"reserve-slots", NULL, KIND_U32, AT(reserve_slots), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
      "slots never given to a session"},
     {"sessions", NULL, KIND_U32, AT(sessions_max), 1, 1024, CONFIG_ENGINE, 1, "N",
@@ -248,6 +253,22 @@ static enum kv_err parse_word(const char *text, const struct setting *setting, v
     return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of auto, avx2 and c", text);
 }
 
+static enum kv_err parse_device(const char *text, struct config_device *device,
+                                struct kv_diag *diag) {
+    const struct setting index = {.least = 0, .most = 255};
+    uint64_t number = 0;
+    if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) {
+        *device =
+            (struct config_device){text[0] == 'a' ? ENGINE_DEVICE_AUTO : ENGINE_DEVICE_CPU, 0};
+        return KV_OK;
+    }
+    if (strncmp(text, "cuda:", 5) != 0 || parse_u64(text + 5, &index, &number, NULL) != KV_OK)
+        return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of auto, cpu and cuda:0 to cuda:255",
+                           text);
+    *device = (struct config_device){ENGINE_DEVICE_CUDA, (uint32_t)number};
+    return KV_OK;
+}
+
 static enum kv_err parse_f32(const char *text, float *out, struct kv_diag *diag) {
     char *end = NULL;
     errno = 0;
@@ -279,7 +300,8 @@ static enum kv_err set_value(struct config *config, const struct setting *settin
         memcpy(field, text, strlen(text) + 1);
         return KV_OK;
     case KIND_BYTES:
-        if (setting->off == AT(store_max_bytes) && strcmp(text, "none") == 0) {
+        if ((setting->off == AT(store_max_bytes) || setting->off == AT(device_bytes)) &&
+            strcmp(text, "none") == 0) {
             *(uint64_t *)field = UINT64_MAX;
             return KV_OK;
         }
@@ -302,6 +324,8 @@ static enum kv_err set_value(struct config *config, const struct setting *settin
         return parse_f32(text, field, diag);
     case KIND_AGES:
         return parse_ages(text, field, diag);
+    case KIND_DEVICE:
+        return parse_device(text, field, diag);
     case KIND_SIMD:
     case KIND_RECIPE:
         break;
@@ -449,6 +473,8 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     struct service_settings usual;
     service_settings_usual(&usual);
     config->threads = usual.threads;
+    config->device = (struct config_device){usual.device, usual.cuda_index};
+    config->device_bytes = usual.device_memory_bytes;
     config->simd = usual.simd;
     config->slots_bytes = usual.slot_budget_bytes;
     config->reserve_slots = usual.reserve_slots;
@@ -518,6 +544,10 @@ int config_given(const struct config *config, const char *flag) {
     return setting != NULL && (config->given >> (setting - settings) & 1) != 0;
 }
 
+int config_stated(const struct config *config, const char *flag) {
+    return config_given(config, flag) || is_in_file(config, flag);
+}
+
 enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,
                                struct kv_diag *diag) {
     for (size_t i = 0; i < SETTING_COUNT; i++)
@@ -559,7 +589,16 @@ static int is_unset(const struct config *config, const struct setting *setting) 
            (setting->kind == KIND_BYTES && *(const uint64_t *)field == UINT64_MAX);
 }
 
+/* "auto", "cpu" or "cuda:1". */
+static void device_text(const struct config_device *device, char text[16]) {
+    if (device->kind == ENGINE_DEVICE_CUDA)
+        snprintf(text, 16, "cuda:%u", device->index & 255);
+    else
+        snprintf(text, 16, "%s", device->kind == ENGINE_DEVICE_AUTO ? "auto" : "cpu");
+}
+
 static void show_value(const struct config *config, const struct setting *setting, FILE *out) {
+    char device[16];
     const void *field = (const char *)config + setting->off;
     const char *text = text_of(config, setting);
     if (setting->kind == KIND_BYTES && is_unset(config, setting)) {
@@ -582,6 +621,10 @@ static void show_value(const struct config *config, const struct setting *settin
         break;
     case KIND_AGES:
         show_ages(field, out);
+        break;
+    case KIND_DEVICE:
+        device_text(field, device);
+        fprintf(out, "%s", device);
         break;
     default:
         fprintf(out, "%s", text != NULL ? text : "");
@@ -614,6 +657,10 @@ static void show_value_json(const struct config *config, const struct setting *s
     case KIND_F32:
         snprintf(digits, sizeof digits, "%g", (double)*(const float *)field);
         cJSON_AddRawToObject(to, setting->name, digits);
+        break;
+    case KIND_DEVICE:
+        device_text(field, digits);
+        json_text(to, setting->name, digits);
         break;
     case KIND_AGES:
         show_ages_json(field, cJSON_AddArrayToObject(to, setting->name));

@@ -26,7 +26,7 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORDS_MAX = 8, CONFIG_FILE_BYTES_MAX = 6
 /* Which flags a command takes. */
 enum config_group {
     CONFIG_COMMON = 1 << 0,  /* json, help, show-config, store */
-    CONFIG_ENGINE = 1 << 1,  /* model, threads, simd, slots-memory, … */
+    CONFIG_ENGINE = 1 << 1,  /* model, device, threads, simd, slots-memory, … */
     CONFIG_CREATE = 1 << 2,  /* recipe, ages, temperature, …: what a new session is made with */
     CONFIG_TURN = 1 << 3,    /* system, max-tokens */
     CONFIG_PROMPT = 1 << 4,  /* prompt */
@@ -49,6 +49,11 @@ struct config {
     char home[CONFIG_PATH_BYTES], store[CONFIG_PATH_BYTES], model[CONFIG_PATH_BYTES];
     uint64_t store_max_bytes; /* UINT64_MAX: no limit */
     uint32_t threads;
+    struct config_device {
+        enum engine_device kind;
+        uint32_t index; /* of cuda:N */
+    } device;
+    uint64_t device_bytes; /* UINT64_MAX: no limit */
     enum engine_simd simd;
     uint64_t slots_bytes;
     uint32_t reserve_slots, sessions_max, probes;
@@ -80,8 +85,9 @@ enum kv_err config_load(int argc, char **argv, struct config *config_out, struct
 /* INVALID, naming the first flag given that does not belong to `groups` of command `command`. */
 enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,
                                struct kv_diag *diag);
-/* 1 when `flag` (without dashes) came as a flag. */
+/* 1 when `flag` (without dashes) came as a flag; as a flag or in the file. */
 int config_given(const struct config *config, const char *flag);
+int config_stated(const struct config *config, const char *flag);
 /* All settings in the file's own form: what is printed can be saved as the file. */
 void config_show(const struct config *config, FILE *out);
 /* Adds "home" and the object "settings": numbers as digits, null where there is none. */

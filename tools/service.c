@@ -40,6 +40,8 @@ void service_settings_usual(struct service_settings *settings_out) {
         .program = "coldplane",
         .direct_wanted = 1,
         .store_bytes_max = STORE_BYTES_UNLIMITED,
+        .device = ENGINE_DEVICE_AUTO,
+        .device_memory_bytes = UINT64_MAX,
         .simd = ENGINE_SIMD_AUTO,
         .threads = cores < 1     ? 1
                    : cores > 256 ? 256
@@ -220,6 +222,10 @@ static enum kv_err open_engine(struct service *service, const struct service_set
         .alloc = settings->alloc,
         .clock = settings->clock,
         .hooks = {.context = service, .planes_wanted = on_planes_wanted},
+        .device = settings->device,
+        .cuda_index = settings->cuda_index,
+        .device_memory_bytes = settings->device_memory_bytes,
+        .graphs = 1,
         .simd = settings->simd,
         .threads = settings->threads,
         .sessions_max = settings->sessions_max,
@@ -237,7 +243,7 @@ static enum kv_err open_engine(struct service *service, const struct service_set
     if (err != KV_OK)
         return err;
     err = engine_open(&engine, model, (size_t)model_bytes, &service->engine, diag);
-    if (err != KV_OK && err != KV_ERR_NOMEM && err != KV_ERR_NO_SLOTS)
+    if (err != KV_OK && err != KV_ERR_NOMEM && err != KV_ERR_NO_SLOTS && err != KV_ERR_DEVICE)
         kv_diag_prefix(diag, "model file %s", settings->model_path);
     kv_alloc_release(settings->alloc, model);
     return err;

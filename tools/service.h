@@ -38,6 +38,9 @@ struct service_settings {
     uint64_t store_bytes_max;                     /* or STORE_BYTES_UNLIMITED */
     int may_degrade;                              /* snapshot_may_degrade */
     uint64_t write_second_bytes, write_day_bytes; /* snapshot_write_budget */
+    enum engine_device device;
+    uint32_t cuda_index;
+    uint64_t device_memory_bytes; /* as in struct engine_settings */
     enum engine_simd simd;
     uint32_t threads;
     uint32_t sessions_max;

@@ -29,6 +29,10 @@ void device_put(struct device *device, void *memory) {
     device->ops->put(device, memory);
 }
 
+uint64_t device_room(struct device *device) {
+    return device->ops->room(device);
+}
+
 void *device_host_get(struct device *device, uint64_t bytes) {
     return device->ops->host_get(device, bytes);
 }

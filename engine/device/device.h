@@ -8,10 +8,10 @@
  * pointer in an argument struct, and in what it points at, is such an address. The structs
  * themselves are read during the call.
  *
- * Operations run in order, maybe after the call has returned. Copies and digests belong to a lane;
+ * Operations run in order, maybe after the call has returned. Copies and digests belong to a lane:
  * those of DEVICE_STEP keep the order of operations, the other lanes run beside them and see what
- * operations did before the last device_wait. An operation that fails makes the next copy out,
- * digest or wait of its lane return KV_ERR_DEVICE; after device->lost every one does.
+ * operations did before the last wait or copy out of DEVICE_STEP. An operation that fails makes the
+ * next copy out, digest or wait of its lane return DEVICE; after device->lost every one does.
  *
  * Threads: the scheduler thread; lanes OUT and IN one thread each at a time.
  * Units: bytes; nanoseconds.
@@ -73,6 +73,7 @@ struct device_ops {
     void (*close)(struct device *device);
     void *(*get)(struct device *device, uint64_t bytes);
     void (*put)(struct device *device, void *memory);
+    uint64_t (*room)(struct device *device);
     void *(*host_get)(struct device *device, uint64_t bytes);
     void (*host_put)(struct device *device, void *memory);
     void *(*mapped)(struct device *device, void *at);
@@ -131,11 +132,26 @@ struct device_host_settings {
 /* INVALID also when AVX2 is asked for on a machine without it. */
 enum kv_err device_host_open(const struct device_host_settings *settings,
                              struct device **device_out, struct kv_diag *diag);
+
+struct device_cuda_settings {
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+    uint32_t index;
+    uint64_t memory_bytes; /* reserved at once, at most; UINT64_MAX: nearly all that is free */
+    uint64_t enough_bytes; /* as much will do; UINT64_MAX: unknown */
+    int graphs;            /* 0: every step is enqueued call by call; the bits are the same */
+};
+/* NOT_FOUND: no such device, or a program built without CUDA. */
+enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
+                             struct device **device_out, struct kv_diag *diag);
+int device_cuda_built(void);
 void device_close(struct device *device); /* NULL is allowed */
 
 /* Device memory, 4 KiB aligned, content undefined; NULL when there is none. */
 void *device_get(struct device *device, uint64_t bytes);
 void device_put(struct device *device, void *memory);
+/* Bytes that device_get could still give in one piece; UINT64_MAX: nobody knows. */
+uint64_t device_room(struct device *device);
 /* Memory of the processor, 4 KiB aligned, from and to which copies are fastest. */
 void *device_host_get(struct device *device, uint64_t bytes);
 void device_host_put(struct device *device, void *memory);

@@ -64,6 +64,11 @@ static void host_put(struct device *device, void *memory) {
     kv_alloc_release(host_of(device)->alloc, memory);
 }
 
+static uint64_t host_room(struct device *device) {
+    (void)device;
+    return UINT64_MAX;
+}
+
 static void *host_mapped(struct device *device, void *at) {
     (void)device;
     return at;
@@ -344,6 +349,7 @@ static const struct device_ops host_ops = {
     .close = host_close,
     .get = host_get,
     .put = host_put,
+    .room = host_room,
     .host_get = host_get,
     .host_put = host_put,
     .mapped = host_mapped,

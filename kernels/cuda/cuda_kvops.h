@@ -89,6 +89,7 @@ cudaError_t cuda_kvops_prefill(const struct kvops_attend *args, uint32_t row_cou
                                cudaStream_t stream);
 
 cudaError_t cuda_kvops_seal(const struct kvops_seal *args, cudaStream_t stream);
+cudaError_t cuda_kvops_append(const struct kvops_append *args, cudaStream_t stream);
 
 /* An extent of store/base/digest.h that lies in equal parts (slots, or one META frame). `bytes` is
  * parts times part_bytes, a multiple of 1,024 as slots and frames are; parts 64-byte aligned. */

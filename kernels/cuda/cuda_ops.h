@@ -28,6 +28,7 @@ cudaError_t cuda_ops_rmsnorm(const struct ops_rmsnorm *args, cudaStream_t stream
 cudaError_t cuda_ops_rope(const struct ops_rope *args, cudaStream_t stream);
 cudaError_t cuda_ops_swiglu(const struct ops_swiglu *args, cudaStream_t stream);
 cudaError_t cuda_ops_add(const struct ops_add *args, cudaStream_t stream);
+cudaError_t cuda_ops_finite(const struct ops_finite *args, cudaStream_t stream);
 
 /* Of the current device; must succeed once per device before cuda_ops_matmul. */
 struct cuda_ops_device {

@@ -1,0 +1,799 @@
+/* engine/device/device_cuda.c - a CUDA GPU as a device.
+ *
+ * Responsible for: one reservation of memory, a stream for each lane with a ring of pinned memory,
+ * errors, weights as BF16, uploading plans, steps recorded as graphs.
+ * Not responsible for: the arithmetic (kernels/cuda/).
+ *
+ * Operations are enqueued on the stream of DEVICE_STEP and run after the call has returned. A call
+ * that CUDA refuses fails the next fetch; an error that sticks to the context is a lost device.
+ */
+#include "engine/device/arena.h"
+#include "engine/device/device.h"
+#include "kernels/cuda/cuda_kvops.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "store/base/bytes.h"
+
+#include <cuda_runtime_api.h>
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    SLICES = 4,            /* of a lane's ring … */
+    SLICE_BYTES = 4 << 20, /* … this large each */
+    PINNED_MAX = 32,       /* buffers kept for host_get */
+    GRAPHS_MAX = 64,
+    DIGEST_EXTENTS_MAX = 64,
+    DIGEST_PIECES_MAX = 131072,
+    UNUSABLE_SHARE = 16 /* without a limit, 1 / so much of the free memory is left to others */
+};
+
+struct lane {
+    cudaStream_t stream;
+    pthread_mutex_t lock;
+    uint8_t *ring; /* [SLICES][SLICE_BYTES], pinned */
+    cudaEvent_t used[SLICES];
+    uint32_t next;
+    int failed;
+};
+
+struct pinned {
+    uint8_t *at;
+    uint64_t bytes;
+    int taken;
+};
+
+/* A recorded step. A form is seen once before it is recorded, so that kernels are loaded then. */
+struct graph {
+    uint64_t shape;
+    uint32_t ctas, wide;
+    cudaGraphExec_t exec;
+    int seen;
+};
+
+struct cuda {
+    struct device device;
+    const struct kv_alloc *alloc;
+    int index, graphs_wanted;
+    char kind[32], details[128];
+    struct arena arena;
+    struct lane lanes[DEVICE_LANE_COUNT];
+    pthread_mutex_t pinned_lock;
+    struct pinned pinned[PINNED_MAX];
+
+    struct cuda_kvops_device kvops;
+    struct cuda_ops_device ops;
+    uint8_t *matmul_scratch;
+    uint64_t matmul_scratch_bytes;
+
+    struct cuda_kvops_plan plan;
+    uint8_t *plan_host, *plan_head, *plan_units; /* plan_bytes each; the last two on the device */
+    uint64_t plan_bytes;
+    struct graph graphs[GRAPHS_MAX];
+    uint32_t graph_count;
+    struct graph *recording;
+
+    uint8_t *digest_host, *digest_at; /* extents, owners, then on the device pieces and digests */
+};
+
+static struct cuda *cuda_of(struct device *device) {
+    return (struct cuda *)device;
+}
+
+/* --- errors */
+
+/* An error of a call, or of work before it. What stays behind after it was asked for belongs to
+ * the context: the device is lost. */
+static enum kv_err note(struct cuda *cuda, enum device_lane lane, cudaError_t error,
+                        const char *what) {
+    if (error == cudaSuccess)
+        return KV_OK;
+    snprintf(cuda->device.trouble, sizeof cuda->device.trouble, "%s: %s", what,
+             cudaGetErrorString(error));
+    (void)cudaGetLastError();
+    if (cudaDeviceSynchronize() != cudaSuccess || cudaGetLastError() != cudaSuccess)
+        cuda->device.lost = 1;
+    cuda->lanes[lane].failed = 1;
+    return KV_ERR_DEVICE;
+}
+
+/* Of an operation; during a recording nothing may wait. */
+static void check(struct cuda *cuda, cudaError_t error, const char *what) {
+    if (error == cudaSuccess)
+        return;
+    if (!cuda->recording) {
+        (void)note(cuda, DEVICE_STEP, error, what);
+        return;
+    }
+    snprintf(cuda->device.trouble, sizeof cuda->device.trouble, "%s: %s", what,
+             cudaGetErrorString(error));
+    cuda->lanes[DEVICE_STEP].failed = 1;
+}
+
+/* What failed in the lane since this was asked last. */
+static enum kv_err taken(struct cuda *cuda, enum device_lane lane) {
+    int failed = cuda->lanes[lane].failed || cuda->device.lost;
+
+    cuda->lanes[lane].failed = 0;
+    return failed ? KV_ERR_DEVICE : KV_OK;
+}
+
+static enum kv_err finish(struct cuda *cuda, enum device_lane lane, const char *what) {
+    (void)note(cuda, lane, cudaStreamSynchronize(cuda->lanes[lane].stream), what);
+    return taken(cuda, lane);
+}
+
+static struct lane *enter(struct cuda *cuda, enum device_lane lane) {
+    pthread_mutex_lock(&cuda->lanes[lane].lock);
+    (void)cudaSetDevice(cuda->index);
+    return &cuda->lanes[lane];
+}
+
+/* --- memory */
+
+static void *cuda_get(struct device *device, uint64_t bytes) {
+    return arena_get(&cuda_of(device)->arena, bytes);
+}
+
+static void cuda_put(struct device *device, void *memory) {
+    arena_put(&cuda_of(device)->arena, memory);
+}
+
+static uint64_t cuda_room(struct device *device) {
+    return arena_room(&cuda_of(device)->arena);
+}
+
+/* Pinning costs a millisecond and unpinning waits for the device, so buffers are kept. */
+static void *cuda_host_get(struct device *device, uint64_t bytes) {
+    struct cuda *cuda = cuda_of(device);
+    struct pinned *best = NULL, *spare = NULL;
+    void *at = NULL;
+
+    pthread_mutex_lock(&cuda->pinned_lock);
+    for (uint32_t i = 0; i < PINNED_MAX; i++) {
+        struct pinned *one = &cuda->pinned[i];
+        if (one->taken)
+            continue;
+        if (one->bytes >= bytes && one->bytes / 4 <= bytes + SLICE_BYTES &&
+            (!best || one->bytes < best->bytes))
+            best = one;
+        if (!spare || one->bytes < spare->bytes)
+            spare = one;
+    }
+    if (!best && spare) {
+        if (spare->at)
+            (void)cudaFreeHost(spare->at);
+        (void)cudaSetDevice(cuda->index);
+        *spare = (struct pinned){NULL, bytes, 0};
+        if (cudaHostAlloc((void **)&spare->at, bytes, cudaHostAllocPortable) == cudaSuccess)
+            best = spare;
+        else
+            *spare = (struct pinned){NULL, 0, 0};
+        (void)cudaGetLastError();
+    }
+    if (best)
+        best->taken = 1, at = best->at;
+    pthread_mutex_unlock(&cuda->pinned_lock);
+    return at;
+}
+
+static void cuda_host_put(struct device *device, void *memory) {
+    struct cuda *cuda = cuda_of(device);
+
+    pthread_mutex_lock(&cuda->pinned_lock);
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        if (cuda->pinned[i].at == memory)
+            cuda->pinned[i].taken = 0;
+    pthread_mutex_unlock(&cuda->pinned_lock);
+}
+
+static int is_pinned(struct cuda *cuda, const void *memory, uint64_t bytes) {
+    const uint8_t *at = memory;
+    int found = 0;
+
+    pthread_mutex_lock(&cuda->pinned_lock);
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        found |= cuda->pinned[i].at && at >= cuda->pinned[i].at &&
+                 at + bytes <= cuda->pinned[i].at + cuda->pinned[i].bytes;
+    pthread_mutex_unlock(&cuda->pinned_lock);
+    return found;
+}
+
+static void *cuda_mapped(struct device *device, void *at) {
+    (void)device;
+    (void)at;
+    return NULL;
+}
+
+/* For tests: the pattern is built here and copied, and has arrived when it returns. */
+static void cuda_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
+    struct cuda *cuda = cuda_of(device);
+    struct lane *lane = enter(cuda, DEVICE_STEP);
+    uint16_t *values = (uint16_t *)lane->ring;
+    uint64_t done = bytes < SLICE_BYTES ? bytes : SLICE_BYTES;
+
+    check(cuda, cudaStreamSynchronize(lane->stream), "fill");
+    for (uint64_t i = 0; i < done / 2; i++)
+        values[i] = pattern;
+    check(cuda, cudaMemcpyAsync(at, values, done, cudaMemcpyHostToDevice, lane->stream), "fill");
+    for (uint64_t each; done < bytes; done += each) {
+        each = done < bytes - done ? done : bytes - done;
+        check(
+            cuda,
+            cudaMemcpyAsync((uint8_t *)at + done, at, each, cudaMemcpyDeviceToDevice, lane->stream),
+            "fill");
+    }
+    check(cuda, cudaStreamSynchronize(lane->stream), "fill");
+    pthread_mutex_unlock(&lane->lock);
+}
+
+/* --- copies */
+
+/* The next slice of the ring, once what it was used for last has ended. */
+static uint8_t *next_slice(struct cuda *cuda, enum device_lane index) {
+    struct lane *lane = &cuda->lanes[index];
+
+    (void)note(cuda, index, cudaEventSynchronize(lane->used[lane->next]), "copy");
+    return lane->ring + (uint64_t)lane->next * SLICE_BYTES;
+}
+
+static void use_slice(struct cuda *cuda, enum device_lane index) {
+    struct lane *lane = &cuda->lanes[index];
+
+    (void)note(cuda, index, cudaEventRecord(lane->used[lane->next], lane->stream), "copy");
+    lane->next = (lane->next + 1) % SLICES;
+}
+
+static void copy_in_by_ring(struct cuda *cuda, enum device_lane index,
+                            const struct device_copy *copy) {
+    for (uint64_t done = 0, each; done < copy->bytes; done += each) {
+        uint8_t *slice = next_slice(cuda, index);
+        each = copy->bytes - done < SLICE_BYTES ? copy->bytes - done : SLICE_BYTES;
+        memcpy(slice, (const uint8_t *)copy->from + done, each);
+        (void)note(cuda, index,
+                   cudaMemcpyAsync((uint8_t *)copy->to + done, slice, each, cudaMemcpyHostToDevice,
+                                   cuda->lanes[index].stream),
+                   "copy to the device");
+        use_slice(cuda, index);
+    }
+}
+
+static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
+                                const struct device_copy *copies, uint32_t count) {
+    struct cuda *cuda = cuda_of(device);
+    struct lane *lane = enter(cuda, index);
+    enum kv_err err = KV_OK;
+    int direct = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (!copies[i].bytes)
+            continue;
+        if (!is_pinned(cuda, copies[i].from, copies[i].bytes)) {
+            copy_in_by_ring(cuda, index, &copies[i]);
+            continue;
+        }
+        direct = 1;
+        (void)note(cuda, index,
+                   cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes,
+                                   cudaMemcpyHostToDevice, lane->stream),
+                   "copy to the device");
+    }
+    if (direct)
+        err = finish(cuda, index, "copy to the device");
+    else if (cuda->device.lost)
+        err = KV_ERR_DEVICE;
+    pthread_mutex_unlock(&lane->lock);
+    return err;
+}
+
+static void copy_out_by_ring(struct cuda *cuda, enum device_lane index,
+                             const struct device_copy *copy) {
+    struct lane *lane = &cuda->lanes[index];
+
+    for (uint64_t done = 0, each; done < copy->bytes; done += each) {
+        uint8_t *slice = next_slice(cuda, index);
+        each = copy->bytes - done < SLICE_BYTES ? copy->bytes - done : SLICE_BYTES;
+        (void)note(cuda, index,
+                   cudaMemcpyAsync(slice, (const uint8_t *)copy->from + done, each,
+                                   cudaMemcpyDeviceToHost, lane->stream),
+                   "copy from the device");
+        (void)note(cuda, index, cudaStreamSynchronize(lane->stream), "copy from the device");
+        memcpy((uint8_t *)copy->to + done, slice, each);
+    }
+}
+
+static enum kv_err cuda_copy_out(struct device *device, enum device_lane index,
+                                 const struct device_copy *copies, uint32_t count) {
+    struct cuda *cuda = cuda_of(device);
+    struct lane *lane = enter(cuda, index);
+    enum kv_err err;
+
+    for (uint32_t i = count; i-- > 0;) { /* the last one is the large one, small ones wait for it */
+        if (!copies[i].bytes)
+            continue;
+        if (!is_pinned(cuda, copies[i].to, copies[i].bytes)) {
+            copy_out_by_ring(cuda, index, &copies[i]);
+            continue;
+        }
+        (void)note(cuda, index,
+                   cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes,
+                                   cudaMemcpyDeviceToHost, lane->stream),
+                   "copy from the device");
+    }
+    err = finish(cuda, index, "work of the device");
+    pthread_mutex_unlock(&lane->lock);
+    return err;
+}
+
+static enum kv_err cuda_wait(struct device *device, enum device_lane index) {
+    return cuda_copy_out(device, index, NULL, 0);
+}
+
+/* --- digests. Host and device: extents, then owners; the device alone: pieces, then digests. */
+
+enum {
+    DIGEST_OWNERS_OFF = DIGEST_EXTENTS_MAX * sizeof(struct cuda_kvops_extent),
+    DIGEST_PIECES_OFF = DIGEST_OWNERS_OFF + DIGEST_PIECES_MAX * 4,
+    DIGEST_OUT_OFF = DIGEST_PIECES_OFF + DIGEST_PIECES_MAX * 8,
+    DIGEST_BYTES = DIGEST_OUT_OFF + DIGEST_EXTENTS_MAX * KV_DIGEST_BYTES
+};
+
+/* As many of the extents as fit into one launch; returns how many. */
+static uint32_t fill_digests(struct cuda *cuda, const struct device_extent *extents, uint32_t count,
+                             struct cuda_kvops_digest *args) {
+    struct cuda_kvops_extent *to = (struct cuda_kvops_extent *)cuda->digest_host;
+    uint32_t *owner = (uint32_t *)(cuda->digest_host + DIGEST_OWNERS_OFF);
+    uint32_t taken_count = 0;
+
+    *args =
+        (struct cuda_kvops_digest){.extents = (const struct cuda_kvops_extent *)cuda->digest_at,
+                                   .pieces = (uint64_t *)(cuda->digest_at + DIGEST_PIECES_OFF),
+                                   .owner = (const uint32_t *)(cuda->digest_at + DIGEST_OWNERS_OFF),
+                                   .digests = cuda->digest_at + DIGEST_OUT_OFF};
+    for (; taken_count < count && taken_count < DIGEST_EXTENTS_MAX; taken_count++) {
+        const struct device_extent *from = &extents[taken_count];
+        uint64_t bytes = from->part_bytes * from->part_count;
+        uint64_t pieces = (bytes + CUDA_KVOPS_PIECE_BYTES - 1) / CUDA_KVOPS_PIECE_BYTES;
+        struct cuda_kvops_extent *extent = &to[taken_count];
+        if (pieces > DIGEST_PIECES_MAX - args->piece_count)
+            break;
+        *extent = (struct cuda_kvops_extent){args->piece_count, bytes, from->part_bytes, {NULL}};
+        for (uint32_t i = 0; i < from->part_count; i++)
+            extent->part[i] = from->part[i];
+        for (uint64_t i = 0; i < pieces; i++)
+            owner[args->piece_count++] = taken_count;
+    }
+    args->extent_count = taken_count;
+    return taken_count;
+}
+
+static enum kv_err cuda_digest(struct device *device, enum device_lane index,
+                               const struct device_extent *extents, uint32_t count,
+                               struct kv_digest *digests_out) {
+    struct cuda *cuda = cuda_of(device);
+    struct lane *lane = enter(cuda, index);
+    enum kv_err err = KV_OK;
+
+    assert(index == DEVICE_IN);
+    for (uint32_t done = 0, each; done < count && err == KV_OK; done += each) {
+        struct cuda_kvops_digest args;
+        each = fill_digests(cuda, extents + done, count - done, &args);
+        if (!each) {
+            err = note(cuda, index, cudaErrorInvalidValue, "digest of so large an extent");
+            break;
+        }
+        uint64_t told = DIGEST_OWNERS_OFF + args.piece_count * 4ull;
+        (void)note(cuda, index,
+                   cudaMemcpyAsync(cuda->digest_at, cuda->digest_host, told, cudaMemcpyHostToDevice,
+                                   lane->stream),
+                   "digest");
+        (void)note(cuda, index, cuda_kvops_digest(&args, lane->stream), "digest");
+        (void)note(cuda, index,
+                   cudaMemcpyAsync(cuda->digest_host, args.digests, each * KV_DIGEST_BYTES,
+                                   cudaMemcpyDeviceToHost, lane->stream),
+                   "digest");
+        err = finish(cuda, index, "digest");
+        for (uint32_t i = 0; i < each; i++)
+            memcpy(digests_out[done + i].bytes, cuda->digest_host + i * KV_DIGEST_BYTES,
+                   KV_DIGEST_BYTES);
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return err;
+}
+
+/* --- weights */
+
+static enum kv_err cuda_scratch(struct device *device, uint64_t bytes) {
+    (void)device;
+    (void)bytes;
+    return KV_OK;
+}
+
+static uint64_t cuda_weight_bytes(enum device_use use, enum ops_type type, uint32_t n, uint32_t k) {
+    uint64_t packed = ops_weight_bytes(type, n, k);
+
+    return packed && use == DEVICE_FACTOR ? 2ull * n * k : packed;
+}
+
+/* A factor is packed here, widened and rounded on the device. */
+static enum kv_err cuda_weight_load(struct device *device, enum device_use use,
+                                    struct ops_weight *weight, const uint8_t *tensor) {
+    struct cuda *cuda = cuda_of(device);
+    uint64_t bytes = ops_weight_bytes(weight->type, weight->n, weight->k);
+    uint8_t *packed = kv_alloc_aligned(cuda->alloc, bytes, 64);
+    uint8_t *at = use == DEVICE_FACTOR ? cuda_get(device, bytes) : (uint8_t *)weight->bytes;
+    struct device_copy copy = {at, packed, bytes};
+    struct ops_weight held = *weight;
+    enum kv_err err = KV_ERR_DEVICE;
+
+    snprintf(cuda->device.trouble, sizeof cuda->device.trouble, "no memory to load a weight");
+    if (packed && at) {
+        ops_weight_pack(weight, tensor, packed, 0, (weight->n + OPS_PANEL - 1) / OPS_PANEL);
+        err = cuda_copy_in(device, DEVICE_STEP, &copy, 1);
+    }
+    if (err == KV_OK && use == DEVICE_FACTOR) {
+        held.bytes = at;
+        check(
+            cuda,
+            cuda_ops_weight_rows(&held, (uint16_t *)weight->bytes, cuda->lanes[DEVICE_STEP].stream),
+            "rounding a weight");
+        err = cuda_wait(device, DEVICE_STEP);
+        weight->type = OPS_BF16;
+    }
+    if (at && use == DEVICE_FACTOR)
+        cuda_put(device, at);
+    kv_alloc_release(cuda->alloc, packed);
+    return err;
+}
+
+/* --- plans and graphs */
+
+static void drop_graphs(struct cuda *cuda) {
+    for (uint32_t i = 0; i < cuda->graph_count; i++)
+        if (cuda->graphs[i].exec)
+            (void)cudaGraphExecDestroy(cuda->graphs[i].exec);
+    cuda->graph_count = 0;
+}
+
+/* Memory that recorded steps know the address of. */
+static uint8_t *grow(struct cuda *cuda, uint8_t *old, uint64_t bytes) {
+    (void)cudaStreamSynchronize(cuda->lanes[DEVICE_STEP].stream);
+    drop_graphs(cuda);
+    if (old)
+        cuda_put(&cuda->device, old);
+    return cuda_get(&cuda->device, bytes);
+}
+
+static int plan_room(struct cuda *cuda, uint64_t bytes) {
+    if (bytes <= cuda->plan_bytes)
+        return 1;
+    bytes *= 2;
+    kv_alloc_release(cuda->alloc, cuda->plan_host);
+    cuda->plan_host = kv_alloc_aligned(cuda->alloc, bytes, ARENA_UNIT_BYTES);
+    cuda->plan_head = grow(cuda, cuda->plan_head, bytes);
+    cuda->plan_units = grow(cuda, cuda->plan_units, bytes);
+    cuda->plan_bytes = cuda->plan_host && cuda->plan_head && cuda->plan_units ? bytes : 0;
+    return cuda->plan_bytes != 0;
+}
+
+/* Units begin at an address of their own, so that every step of one form has them there. */
+static void cuda_plan(struct device *device, const struct kvops_attend *singles) {
+    struct cuda *cuda = cuda_of(device);
+
+    if (!plan_room(cuda, cuda_kvops_plan_bytes(singles, &cuda->kvops))) {
+        check(cuda, cudaErrorMemoryAllocation, "a plan");
+        return;
+    }
+    uint64_t used = cuda_kvops_plan_make(singles, &cuda->kvops, 0, cuda->plan_host, cuda->plan_head,
+                                         &cuda->plan);
+    uint64_t head = (uint64_t)((const uint8_t *)cuda->plan.units - cuda->plan_head);
+    struct device_copy copies[2] = {{cuda->plan_head, cuda->plan_host, head},
+                                    {cuda->plan_units, cuda->plan_host + head, used - head}};
+    cuda->plan.units = (const struct cuda_kvops_unit *)cuda->plan_units;
+    (void)cuda_copy_in(device, DEVICE_STEP, copies, 2);
+}
+
+static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
+    for (uint32_t i = 0; i < cuda->graph_count; i++) {
+        struct graph *graph = &cuda->graphs[i];
+        if (graph->shape == shape && graph->ctas == cuda->plan.ctas &&
+            graph->wide == cuda->plan.wide)
+            return graph;
+    }
+    if (cuda->graph_count == GRAPHS_MAX)
+        return NULL;
+    cuda->graphs[cuda->graph_count] =
+        (struct graph){.shape = shape, .ctas = cuda->plan.ctas, .wide = cuda->plan.wide};
+    return &cuda->graphs[cuda->graph_count++];
+}
+
+static int cuda_repeat_begin(struct device *device, uint64_t shape) {
+    struct cuda *cuda = cuda_of(device);
+    struct lane *lane = enter(cuda, DEVICE_STEP);
+    struct graph *graph = cuda->graphs_wanted ? find_graph(cuda, shape) : NULL;
+    int run = 1;
+
+    if (graph && graph->exec) {
+        check(cuda, cudaGraphLaunch(graph->exec, lane->stream), "a recorded step");
+        run = 0;
+    } else if (graph && graph->seen++) {
+        cudaError_t error = cudaStreamBeginCapture(lane->stream, cudaStreamCaptureModeThreadLocal);
+        check(cuda, error, "recording a step");
+        cuda->recording = error == cudaSuccess ? graph : NULL;
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return run;
+}
+
+static void cuda_repeat_end(struct device *device) {
+    struct cuda *cuda = cuda_of(device);
+    struct graph *graph = cuda->recording;
+    cudaStream_t stream = cuda->lanes[DEVICE_STEP].stream;
+    cudaGraph_t recorded = NULL;
+
+    if (!graph)
+        return;
+    cuda->recording = NULL;
+    check(cuda, cudaStreamEndCapture(stream, &recorded), "recording a step");
+    if (recorded) {
+        check(cuda, cudaGraphInstantiate(&graph->exec, recorded, 0), "recording a step");
+        (void)cudaGraphDestroy(recorded);
+    }
+    if (graph->exec)
+        check(cuda, cudaGraphLaunch(graph->exec, stream), "a recorded step");
+    else
+        cuda->graphs_wanted = 0; /* steps are computed one call at a time from now on */
+}
+
+/* --- operations */
+
+static cudaStream_t step_of(struct device *device) {
+    return cuda_of(device)->lanes[DEVICE_STEP].stream;
+}
+
+static void cuda_embed(struct device *device, const struct ops_embed *args) {
+    check(cuda_of(device), cuda_ops_embed(args, step_of(device)), "embedding");
+}
+
+static void cuda_rmsnorm(struct device *device, const struct ops_rmsnorm *args) {
+    check(cuda_of(device), cuda_ops_rmsnorm(args, step_of(device)), "RMS norm");
+}
+
+static void cuda_matmul(struct device *device, const struct device_matmuls *args) {
+    struct cuda *cuda = cuda_of(device);
+    uint64_t bytes = cuda_ops_matmul_scratch_bytes(args->args->rows, args->args->weight.k);
+    struct cuda_ops_matmul launch = {&cuda->ops, args->args, args->count, NULL, step_of(device)};
+
+    if (bytes > cuda->matmul_scratch_bytes) {
+        assert(!cuda->recording);
+        cuda->matmul_scratch = grow(cuda, cuda->matmul_scratch, bytes);
+        cuda->matmul_scratch_bytes = cuda->matmul_scratch ? bytes : 0;
+    }
+    launch.scratch = bytes ? (uint16_t *)cuda->matmul_scratch : NULL;
+    if (bytes && !launch.scratch)
+        check(cuda, cudaErrorMemoryAllocation, "matrix product");
+    else
+        check(cuda, cuda_ops_matmul(&launch), "matrix product");
+}
+
+static void cuda_rope(struct device *device, const struct ops_rope *args) {
+    check(cuda_of(device), cuda_ops_rope(args, step_of(device)), "RoPE");
+}
+
+static void cuda_swiglu(struct device *device, const struct ops_swiglu *args) {
+    check(cuda_of(device), cuda_ops_swiglu(args, step_of(device)), "SwiGLU");
+}
+
+static void cuda_finite(struct device *device, const struct ops_finite *args) {
+    check(cuda_of(device), cuda_ops_finite(args, step_of(device)), "the check of values");
+}
+
+static void cuda_prefill(struct device *device, const struct kvops_attend *args,
+                         uint32_t rows_max) {
+    check(cuda_of(device), cuda_kvops_prefill(args, rows_max, step_of(device)),
+          "attention of a chunk");
+}
+
+static void cuda_decode(struct device *device, const struct kvops_attend *args) {
+    struct cuda *cuda = cuda_of(device);
+    struct cuda_kvops_launch launch = {args, &cuda->plan, step_of(device), (int)cuda->ops.overlap};
+
+    check(cuda, cuda_kvops_decode(&launch), "attention");
+    check(cuda, cuda_kvops_combine(&launch), "attention, combining");
+}
+
+static void cuda_seal(struct device *device, const struct kvops_seal *args) {
+    check(cuda_of(device), cuda_kvops_seal(args, step_of(device)), "sealing");
+}
+
+static enum kv_err cuda_append(struct device *device, const struct kvops_append *args) {
+    struct cuda *cuda = cuda_of(device);
+    cudaError_t error = cuda_kvops_append(args, step_of(device));
+
+    return error == cudaSuccess ? KV_OK : note(cuda, DEVICE_STEP, error, "keeping K and V");
+}
+
+static uint64_t cuda_fma_rate(struct device *device, uint64_t iterations) {
+    (void)device;
+    (void)iterations;
+    return 0;
+}
+
+/* --- opening */
+
+static void cuda_close(struct device *device) {
+    struct cuda *cuda = cuda_of(device);
+
+    (void)cudaSetDevice(cuda->index);
+    (void)cudaDeviceSynchronize();
+    drop_graphs(cuda);
+    for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++) {
+        struct lane *lane = &cuda->lanes[i];
+        for (uint32_t k = 0; k < SLICES; k++)
+            if (lane->used[k])
+                (void)cudaEventDestroy(lane->used[k]);
+        if (lane->ring)
+            (void)cudaFreeHost(lane->ring);
+        if (lane->stream)
+            (void)cudaStreamDestroy(lane->stream);
+        pthread_mutex_destroy(&lane->lock);
+    }
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        if (cuda->pinned[i].at)
+            (void)cudaFreeHost(cuda->pinned[i].at);
+    if (cuda->digest_host)
+        (void)cudaFreeHost(cuda->digest_host);
+    if (cuda->arena.base)
+        (void)cudaFree(cuda->arena.base);
+    pthread_mutex_destroy(&cuda->pinned_lock);
+    kv_alloc_release(cuda->alloc, cuda->plan_host);
+    kv_alloc_release(cuda->alloc, cuda);
+}
+
+static const struct device_ops cuda_ops = {
+    .close = cuda_close,
+    .get = cuda_get,
+    .put = cuda_put,
+    .room = cuda_room,
+    .host_get = cuda_host_get,
+    .host_put = cuda_host_put,
+    .mapped = cuda_mapped,
+    .fill = cuda_fill,
+    .copy_in = cuda_copy_in,
+    .copy_out = cuda_copy_out,
+    .digest = cuda_digest,
+    .wait = cuda_wait,
+    .scratch = cuda_scratch,
+    .weight_bytes = cuda_weight_bytes,
+    .weight_load = cuda_weight_load,
+    .repeat_begin = cuda_repeat_begin,
+    .repeat_end = cuda_repeat_end,
+    .plan = cuda_plan,
+    .embed = cuda_embed,
+    .rmsnorm = cuda_rmsnorm,
+    .matmul = cuda_matmul,
+    .rope = cuda_rope,
+    .swiglu = cuda_swiglu,
+    .finite = cuda_finite,
+    .prefill = cuda_prefill,
+    .decode = cuda_decode,
+    .seal = cuda_seal,
+    .append = cuda_append,
+    .fma_rate = cuda_fma_rate,
+};
+
+static cudaError_t open_lane(struct lane *lane, int priority) {
+    cudaError_t error =
+        cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, priority);
+
+    if (error == cudaSuccess)
+        error = cudaHostAlloc((void **)&lane->ring, (size_t)SLICES * SLICE_BYTES,
+                              cudaHostAllocPortable);
+    for (uint32_t i = 0; i < SLICES && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&lane->used[i], cudaEventDisableTiming);
+    return error;
+}
+
+static enum kv_err open_memory(struct cuda *cuda, const struct device_cuda_settings *settings,
+                               struct kv_diag *diag) {
+    size_t unused = 0, total = 0;
+    cudaError_t error = cudaMemGetInfo(&unused, &total);
+    uint64_t bytes = settings->memory_bytes == UINT64_MAX ? unused - unused / UNUSABLE_SHARE
+                                                          : settings->memory_bytes;
+
+    bytes = bytes < settings->enough_bytes ? bytes : settings->enough_bytes;
+    if (error == cudaSuccess && bytes > unused)
+        return kv_diag_set(
+            diag, KV_ERR_DEVICE, "%s has %llu bytes free and --device-memory is %llu: give less",
+            cuda->device.name, (unsigned long long)unused, (unsigned long long)bytes);
+    cuda->arena.bytes = bytes & ~(uint64_t)(ARENA_UNIT_BYTES - 1);
+    if (error == cudaSuccess)
+        error = cudaMalloc((void **)&cuda->arena.base, cuda->arena.bytes);
+    if (error == cudaSuccess)
+        error = cudaHostAlloc((void **)&cuda->digest_host, DIGEST_BYTES, cudaHostAllocPortable);
+    if (error == cudaSuccess)
+        cuda->digest_at = cuda_get(&cuda->device, DIGEST_BYTES);
+    if (error != cudaSuccess || !cuda->digest_at)
+        return kv_diag_set(diag, KV_ERR_DEVICE, "%s gives no %llu bytes: %s", cuda->device.name,
+                           (unsigned long long)bytes, cudaGetErrorString(error));
+    return KV_OK;
+}
+
+static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_settings *settings,
+                             struct kv_diag *diag) {
+    struct cudaDeviceProp properties;
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaSetDevice(cuda->index);
+
+    if (error == cudaSuccess)
+        error = cudaGetDeviceProperties(&properties, cuda->index);
+    if (error != cudaSuccess)
+        return kv_diag_set(diag, KV_ERR_DEVICE, "CUDA device %d: %s", cuda->index,
+                           cudaGetErrorString(error));
+    snprintf(cuda->device.name, sizeof cuda->device.name, "%.100s (cuda:%d)", properties.name,
+             cuda->index);
+    snprintf(cuda->kind, sizeof cuda->kind, "cuda-sm%d%d", properties.major, properties.minor);
+    snprintf(cuda->details, sizeof cuda->details, "%d multiprocessors\ncuda %d\n",
+             properties.multiProcessorCount, CUDART_VERSION);
+    if (properties.major * 10 + properties.minor < 80)
+        return kv_diag_set(diag, KV_ERR_DEVICE,
+                           "%s has compute capability %d.%d: 8.0 or newer is needed",
+                           cuda->device.name, properties.major, properties.minor);
+    (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    for (uint32_t i = 0; i < DEVICE_LANE_COUNT && error == cudaSuccess; i++)
+        error = open_lane(&cuda->lanes[i], i == DEVICE_STEP ? greatest : least);
+    if (error == cudaSuccess)
+        error = cuda_kvops_open(&cuda->kvops);
+    if (error == cudaSuccess)
+        error = cuda_ops_open(&cuda->ops);
+    if (error != cudaSuccess)
+        return kv_diag_set(diag, KV_ERR_DEVICE, "%s: %s", cuda->device.name,
+                           cudaGetErrorString(error));
+    return open_memory(cuda, settings, diag);
+}
+
+enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
+                             struct device **device_out, struct kv_diag *diag) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    struct cuda *cuda;
+    enum kv_err err;
+
+    if (error != cudaSuccess || count == 0)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "no CUDA device was found (%s)",
+                           error == cudaSuccess ? "none is there" : cudaGetErrorString(error));
+    if (settings->index >= (uint32_t)count)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                           "there is no CUDA device %u: the last one is cuda:%d", settings->index,
+                           count - 1);
+    cuda = kv_alloc_zeroed(settings->alloc, 1, sizeof *cuda);
+    if (!cuda)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the device");
+    cuda->alloc = settings->alloc;
+    cuda->index = (int)settings->index;
+    cuda->graphs_wanted = settings->graphs;
+    cuda->device = (struct device){.ops = &cuda_ops,
+                                   .clock = settings->clock,
+                                   .kind = cuda->kind,
+                                   .weight_path = "weights rounded to BF16, tensor cores",
+                                   .details = cuda->details,
+                                   .simd_name = "cuda",
+                                   .threads = 1,
+                                   .apart = 1};
+    pthread_mutex_init(&cuda->pinned_lock, NULL);
+    for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++)
+        pthread_mutex_init(&cuda->lanes[i].lock, NULL);
+    err = open_cuda(cuda, settings, diag);
+    if (err != KV_OK) {
+        cuda_close(&cuda->device);
+        return err;
+    }
+    *device_out = &cuda->device;
+    return KV_OK;
+}
+
+int device_cuda_built(void) {
+    return 1;
+}
