@@ -65,7 +65,7 @@ endif
 TEST_SRC    := $(wildcard tests/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
-                          tests/sweep.c tests/sim.c tests/flips.c)
+                          tests/sweep.c tests/sim.c tests/flips.c tests/branches.c)
 GPU_SRC     := $(wildcard tests/gpu_*.c)
 SRC_testing := $(wildcard tests/testing.c)
 
@@ -79,7 +79,8 @@ PRODUCT_OBJ := $(foreach a,$(LAYERS),$(call OBJ_of,$a)) \
 PROGRAMS      := $(PROGRAM_SRC:tools/%.c=$B/%)
 TEST_PROGRAMS := $(TEST_SRC:%.c=$B/%)
 ALL_TESTS     := $(TEST_PROGRAMS) $(HELPER_SRC:%.c=$B/%)
-LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c tests/flips.c)))
+LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c tests/flips.c \
+                                                      tests/branches.c)))
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
 .PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep \
@@ -243,9 +244,10 @@ test-kill: setup
 	    $$program $(KILLS) || exit 1; done
 
 sweep: setup
-	@$(MAKE_ALL) $B/tests/sweep $B/tests/flips
+	@$(MAKE_ALL) $B/tests/sweep $B/tests/flips $B/tests/branches
 	@$B/tests/sweep $(STRIDE)
 	@$B/tests/flips 1000
+	@$B/tests/branches 1000
 
 sim: setup
 	@$(MAKE_ALL) $B/tests/sim

@@ -5,6 +5,8 @@
  */
 #include "snapshot/snap_line.h"
 
+#include "snapshot/snap_path.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -47,6 +49,36 @@ const struct image_page *snap_line_page(const struct transfer_durable *durable, 
         if (durable->pages[i].first == first && durable->pages[i].tokens == tokens)
             return &durable->pages[i];
     return NULL;
+}
+
+enum kv_err snap_line_go_back(struct store *store, uint32_t keep, struct transfer_durable *durable,
+                              struct kv_diag *diag) {
+    struct transfer_durable after = *durable;
+    enum kv_err err = KV_OK;
+    KV_TRY(snap_path_owner(store, durable->lineage, keep, &after.parent, diag));
+    KV_TRY(snap_path_chain(store, durable->lineage, keep, &after.block_chain, diag));
+    after.cut = keep;
+    after.lineage = 0;
+    after.block_count = keep;
+    after.head_kept = 1;
+    after.trim_pending = 0;
+    *durable = after;
+done:
+    return err;
+}
+
+void snap_line_forget_pages(struct transfer_durable *durable, uint64_t pages_end,
+                            uint64_t sinks_end) {
+    uint32_t kept = 0;
+#ifdef BREAK_STALE_PAGE
+    return;
+#endif
+    for (uint32_t i = 0; i < durable->page_count; i++)
+        if (durable->pages[i].first + durable->pages[i].tokens <= pages_end)
+            durable->pages[kept++] = durable->pages[i];
+    durable->page_count = kept;
+    if (durable->sinks.tokens > sinks_end)
+        durable->sinks.page_id = 0;
 }
 
 static struct snap_line *find(const struct snap_lines *lines, uint64_t lineage) {

@@ -70,6 +70,16 @@ void snap_line_forget_all(struct snap_lines *lines);
 const struct image_page *snap_line_page(const struct transfer_durable *durable, uint64_t first,
                                         uint32_t tokens);
 
+/* What a session of lineage `durable->lineage` that went back to `keep` blocks has durable: a
+ * lineage that is not assigned yet, cut there, and a head that stays (invariants 12 and 13).
+ * CORRUPT, IO. */
+enum kv_err snap_line_go_back(struct store *store, uint32_t keep, struct transfer_durable *durable,
+                              struct kv_diag *diag);
+/* Forgets pages of the head that hold tokens at or behind these positions: they must never stand
+ * for other tokens at their place. */
+void snap_line_forget_pages(struct transfer_durable *durable, uint64_t pages_end,
+                            uint64_t sinks_end);
+
 /* A random id under which no key made by `key_of` exists. Any thread. */
 enum kv_err snap_line_fresh_id(struct store *store, struct record_key (*key_of)(uint64_t id),
                                uint64_t *id_out, struct kv_diag *diag);

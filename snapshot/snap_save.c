@@ -9,7 +9,6 @@
 #include "engine/needle.h"
 #include "engine/probe.h"
 #include "snapshot/snap_gc.h"
-#include "snapshot/snap_path.h"
 #include "snapshot/snap_retain.h"
 #include "snapshot/snap_spill.h"
 #include "snapshot/snap_tree.h"
@@ -321,20 +320,6 @@ enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
     return save(snapshot, session, options, receipt_out, diag);
 }
 
-/* What a page of the head holds must never stand for other tokens at its place. */
-static void forget_pages(struct transfer_durable *durable, uint64_t pages_end, uint64_t sinks_end) {
-    uint32_t kept = 0;
-#ifdef BREAK_STALE_PAGE
-    return;
-#endif
-    for (uint32_t i = 0; i < durable->page_count; i++)
-        if (durable->pages[i].first + durable->pages[i].tokens <= pages_end)
-            durable->pages[kept++] = durable->pages[i];
-    durable->page_count = kept;
-    if (durable->sinks.tokens > sinks_end)
-        durable->sinks.page_id = 0;
-}
-
 enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, uint64_t n,
                             struct kv_diag *diag) {
     struct transfer_durable *durable = transfer_durable(session);
@@ -359,18 +344,13 @@ enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, 
                         ? info.blocks
                         : (uint32_t)layout_sealed_blocks(n);
     /* Everything that can fail comes before the session changes. */
-    KV_TRY(snap_path_owner(snapshot->store, head.lineage, keep, &after.parent, diag));
-    KV_TRY(snap_path_chain(snapshot->store, head.lineage, keep, &after.block_chain, diag));
+    after.lineage = head.lineage;
+    KV_TRY(snap_line_go_back(snapshot->store, keep, &after, diag));
     KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
     KV_TRY(session_rewind(session, n, diag));
     snap_line_forget(&snapshot->lines, line);
-    after.cut = keep;
-    after.lineage = 0;
-    after.block_count = keep;
-    after.head_kept = 1;
-    after.trim_pending = 0;
     session_info(session, &info);
-    forget_pages(&after, keep == durable->block_count ? info.n_kv : 0, info.n_kv);
+    snap_line_forget_pages(&after, keep == durable->block_count ? info.n_kv : 0, info.n_kv);
     *durable = after;
 done:
     return err;

@@ -19,7 +19,7 @@ twin_fails() {
         engine/*/*.c snapshot/*.c restore/*.c tools/*.c 2>/dev/null); do
         case $source in
         "tests/$test.c") ;;
-        tests/test_* | tests/sweep.c | tests/flips.c) continue ;;
+        tests/test_* | tests/sweep.c | tests/flips.c | tests/branches.c) continue ;;
         esac
         object=$twins/$switch-$(basename "$source" .c).o
         simd=''
@@ -36,6 +36,7 @@ twin_fails() {
     case $test/$switch in
     sweep/BREAK_HALF_KNOWN) points='1 failing_index_after_its_effect' ;;
     sweep/*) points='1 power_cuts' ;;
+    branches/*) points=20 ;;
     *) points='' ;;
     esac
     timeout -k 10 300 "$twins/$test.$switch" $points >"$twins/log" 2>&1 </dev/null
@@ -45,7 +46,7 @@ twin_fails() {
         grep -qE '^[0-9]+ passed, [1-9][0-9]* failed$' "$twins/log"
 }
 
-for file in tests/test_*.c tests/sweep.c tests/flips.c; do
+for file in tests/test_*.c tests/sweep.c tests/flips.c tests/branches.c; do
     test=$(basename "$file" .c)
     case " ${wanted:-$test} " in *" $test "*) ;; *) continue ;; esac
     for switch in $(grep -oE '\bBREAK_[A-Z0-9_]+' "$file" | sort -u); do
