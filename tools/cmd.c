@@ -7,6 +7,7 @@
 
 #include "store/io.h"
 #include "tools/progress.h"
+#include "tools/recompute.h"
 #include "tools/text.h"
 
 #include <errno.h>
@@ -283,10 +284,72 @@ static int on_reading(void *context, uint64_t done, uint64_t all) {
     return !cmd_interrupted(reading->cmd);
 }
 
+/* --wake faster: what the rates of this machine say. Without rates, or with those of another model
+ * or program, the stored memory is read. */
+static int is_prefill_faster(struct cmd *cmd, struct service *service, char text_out[160]) {
+    char wake[TEXT_SHORT_BYTES], prefill[TEXT_SHORT_BYTES];
+    struct store *store = service_store(service);
+    struct snapshot_entry entry;
+    struct image image;
+    image_init(&image);
+    enum kv_err err = snapshot_find(store, cmd->alloc, cmd->session_name, &entry, NULL);
+    if (err == KV_OK)
+        err = restore_image(store, cmd->alloc, cmd->session_name, &image, NULL);
+    struct cmd_estimate estimate = {.stored_bytes = entry.stored_bytes,
+                                    .probes = cmd->config->probes};
+    if (err == KV_OK)
+        err = cmd_rates_estimate(store, &image, &estimate, NULL);
+    image_release(&image, cmd->alloc);
+    if (err != KV_OK || !estimate.same_model) {
+        snprintf(text_out, 160,
+                 "this machine was not measured with this model: `coldplane bench "
+                 "rates`");
+        return 0;
+    }
+    snprintf(text_out, 160, "a wake is estimated at %s, prefilling again at %s",
+             text_duration(estimate.wake_ns, wake), text_duration(estimate.prefill_ns, prefill));
+    return estimate.prefill_ns < estimate.wake_ns;
+}
+
+/* 1 when the tokens are to be prefilled again; which it is, is always said. */
+static int wants_prefill(struct cmd *cmd, struct service *service) {
+    char why[160] = "--wake recompute";
+    int again = cmd->config->wake == CONFIG_WAKE_RECOMPUTE;
+    if (cmd->config->wake == CONFIG_WAKE_FASTER)
+        again = is_prefill_faster(cmd, service, why);
+    fprintf(stderr, "coldplane: %s: %s\n",
+            again ? "prefilling the session again" : "reading the stored memory", why);
+    return again;
+}
+
+static enum kv_err recompute(struct cmd *cmd, struct service *service, struct session **session_out,
+                             struct service_opened *opened_out, struct kv_diag *diag) {
+    struct reading reading = {.cmd = cmd};
+    const struct recompute_args args = {cmd->session_name, on_reading, &reading};
+    memset(opened_out, 0, sizeof *opened_out);
+    opened_out->found = SERVICE_WOKEN;
+    progress_begin(&reading.progress, stderr, cmd->clock, "prefilling", "tokens");
+    enum kv_err err = recompute_session(service, &args, session_out, &opened_out->receipt, diag);
+    progress_end(&reading.progress);
+    return err;
+}
+
+/* Only for a turn: what reads, proves or keeps a session wants the memory that was stored. */
+static int may_recompute(struct cmd *cmd, struct service *service, int create) {
+    struct snapshot_entry entry;
+    return create && cmd->config->wake != CONFIG_WAKE_RESTORE && cmd->snapshot == 0 &&
+           service_snapshot(service) != NULL &&
+           session_find(service_engine(service), cmd->session_name) == NULL &&
+           snapshot_find(service_store(service), cmd->alloc, cmd->session_name, &entry, NULL) ==
+               KV_OK;
+}
+
 enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int create,
                              struct session **session_out, struct service_opened *opened_out,
                              struct kv_diag *diag) {
     struct reading reading = {.cmd = cmd};
+    if (may_recompute(cmd, service, create) && wants_prefill(cmd, service))
+        return recompute(cmd, service, session_out, opened_out, diag);
     progress_begin(&reading.progress, stderr, cmd->clock, "waking", "bytes");
     const struct service_lookup lookup = {.create = create,
                                           .snapshot = cmd->snapshot,

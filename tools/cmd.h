@@ -88,6 +88,20 @@ void cmd_take_signals(struct cmd *cmd);
 /* Takes signals that wait; 1 when generation should stop. Context is a struct cmd. */
 int cmd_interrupted(void *context);
 
+/* What this machine's rates (`bench rates`) say of a stored session. */
+struct cmd_estimate {
+    uint64_t stored_bytes; /* these two are given by the caller */
+    uint32_t probes;
+    uint64_t wake_ns, prefill_ns;
+    uint64_t measured_ns; /* wall clock */
+    int same_model;       /* 0: measured with another model, so that prefill says little */
+};
+struct image;
+/* NOT_FOUND when nothing was measured. */
+enum kv_err cmd_rates_estimate(struct store *store, const struct image *image,
+                               struct cmd_estimate *estimate_out, struct kv_diag *diag);
+void cmd_rates_show(const struct cmd_estimate *estimate, struct cJSON *to);
+
 enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag);

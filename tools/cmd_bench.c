@@ -178,7 +178,10 @@ enum kv_err cmd_bench(struct cmd *cmd, struct kv_diag *diag) {
         return cmd_bench_model(cmd, diag);
     if (strcmp(what, "kv-quality") == 0)
         return cmd_bench_quality(cmd, diag);
+    if (strcmp(what, "rates") == 0)
+        return cmd_bench_rates(cmd, diag);
     return kv_diag_set(diag, KV_ERR_INVALID,
-                       "bench %.60s: no such benchmark; take store, restore, model or kv-quality",
+                       "bench %.60s: no such benchmark; take store, restore, model, kv-quality or "
+                       "rates",
                        what);
 }

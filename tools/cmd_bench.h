@@ -25,5 +25,6 @@ uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual);
 enum kv_err cmd_bench_model(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag);
 
 #endif

@@ -177,13 +177,16 @@ static const struct cmd_entry entries[] = {
      "  echo -n 'hello' | coldplane tokenize\n"
      "  coldplane tokenize --special --json <prompt.txt\n",
      0, 0, CONFIG_TOKENS, cmd_tokenize},
-    {"bench", "store|restore|model|kv-quality", "measure on this machine",
+    {"bench", "store|restore|model|kv-quality|rates", "measure on this machine",
      "store:      writes and reads through a store made for it, beside plain O_DIRECT I/O.\n"
      "restore:    wakes session bench-TOKENS, beside a plain reader of the same bytes and beside\n"
      "            prefilling those tokens; --build makes that session first. Without it an empty\n"
      "            store is an error, not a fast restore.\n"
      "model:      prefill and decode speed up to --tokens, beside plain C.\n"
-     "kv-quality: what each tier of recipe v3 costs against BF16.",
+     "kv-quality: what each tier of recipe v3 costs against BF16.\n"
+     "rates:      disk, unzip, copy and prefill of this machine, measured with a scratch session "
+     "in\n"
+     "            the store and kept there for the estimates of `show` and for --wake faster.",
      "  coldplane bench store --size 1GiB\n"
      "  coldplane bench restore --build --tokens 7500\n"
      "  coldplane bench kv-quality --json\n",

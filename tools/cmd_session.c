@@ -262,6 +262,19 @@ static void show_text(const struct snapshot_entry *entry, const struct image *im
                role_name(image->roles[i].role), image->roles[i].first, image->roles[i].end);
 }
 
+static void tell_estimate(struct cmd *cmd, struct store *store, const struct snapshot_entry *entry,
+                          const struct image *image, cJSON *to) {
+    struct cmd_estimate estimate = {.stored_bytes = entry->stored_bytes,
+                                    .probes = cmd->config->probes};
+    struct kv_diag unmeasured = {""};
+    if (cmd_rates_estimate(store, image, &estimate, &unmeasured) == KV_OK)
+        cmd_rates_show(&estimate, to);
+    else if (to == NULL)
+        printf("  estimate      none: %s\n", unmeasured.text);
+    else
+        cJSON_AddNullToObject(to, "estimate");
+}
+
 enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     struct store *store = NULL;
@@ -277,11 +290,13 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
         cJSON *session = cmd_entry_json(&entry);
         show_json(&image, session);
         cmd_tell_retained(cmd, store, cmd->session_name, session);
+        tell_estimate(cmd, store, &entry, &image, session);
         tags.items = cJSON_AddArrayToObject(session, "tag_list");
         cJSON_AddItemToObject(cmd->result, "session", session);
     } else {
         show_text(&entry, &image);
         cmd_tell_retained(cmd, store, cmd->session_name, NULL);
+        tell_estimate(cmd, store, &entry, &image, NULL);
         if (entry.tag_count != 0)
             printf("  tags\n");
     }

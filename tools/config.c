@@ -29,6 +29,7 @@ enum kind {
     KIND_F32,
     KIND_DEVICE,
     KIND_SIMD,
+    KIND_WAKE,
     KIND_RECIPE,
     KIND_AGES
 };
@@ -81,6 +82,8 @@ static const struct setting settings[] = {
      "sessions held on the device at once"},
     {"probes", NULL, KIND_U32, AT(probes), 0, IMAGE_PROBES_MAX, CONFIG_ENGINE, 1, "N",
      "spans of a session's own text chosen before sleep, asked at a wake"},
+    {"wake", NULL, KIND_WAKE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
+     "for a turn: stored memory, or prefill the tokens again; says which"},
     {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|bf16",
      "how a new session keeps its KV"},
     {"ages", NULL, KIND_AGES, AT(policy), 0, 0, CONFIG_CREATE, 1, "A,B,C|none",
@@ -147,6 +150,8 @@ static const struct setting settings[] = {
 
 enum { SETTING_COUNT = sizeof settings / sizeof settings[0] };
 _Static_assert(SETTING_COUNT <= 64, "struct config.given has a bit for each");
+
+static const char *const wakes[] = {"restore", "faster", "recompute"};
 
 static const struct {
     const char *name;
@@ -245,6 +250,15 @@ static enum kv_err parse_word(const char *text, const struct setting *setting, v
             return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take v3 or bf16", text);
         return KV_OK;
     }
+    if (setting->kind == KIND_WAKE) {
+        for (int i = 0; i < 3; i++)
+            if (strcmp(text, wakes[i]) == 0) {
+                *(enum config_wake *)field = (enum config_wake)i;
+                return KV_OK;
+            }
+        return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of restore, faster and recompute",
+                           text);
+    }
     for (int i = 0; i < 3; i++)
         if (strcmp(text, simds[i]) == 0) {
             *(enum engine_simd *)field = (enum engine_simd)(ENGINE_SIMD_AUTO + i);
@@ -327,6 +341,7 @@ static enum kv_err set_value(struct config *config, const struct setting *settin
     case KIND_DEVICE:
         return parse_device(text, field, diag);
     case KIND_SIMD:
+    case KIND_WAKE:
     case KIND_RECIPE:
         break;
     }
@@ -576,6 +591,8 @@ static const char *text_of(const struct config *config, const struct setting *se
         return field;
     case KIND_SIMD:
         return simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO];
+    case KIND_WAKE:
+        return wakes[*(const enum config_wake *)field];
     case KIND_RECIPE:
         return ((const struct image_policy *)field)->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16";
     default:

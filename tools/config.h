@@ -45,6 +45,9 @@ enum config_group {
     CONFIG_BACK = 1 << 17    /* to */
 };
 
+/* How a stored session comes back for a turn. */
+enum config_wake { CONFIG_WAKE_RESTORE, CONFIG_WAKE_FASTER, CONFIG_WAKE_RECOMPUTE };
+
 struct config {
     char home[CONFIG_PATH_BYTES], store[CONFIG_PATH_BYTES], model[CONFIG_PATH_BYTES];
     uint64_t store_max_bytes; /* UINT64_MAX: no limit */
@@ -55,6 +58,7 @@ struct config {
     } device;
     uint64_t device_bytes; /* UINT64_MAX: no limit */
     enum engine_simd simd;
+    enum config_wake wake;
     uint64_t slots_bytes;
     uint32_t reserve_slots, sessions_max, probes;
     struct image_policy policy;
