@@ -321,7 +321,14 @@ enum kv_err session_generate(struct session *session, uint32_t tokens_max, struc
         return kv_diag_set(diag, KV_ERR_LIMIT,
                            "session '%s' fills the context of %u tokens: start a new session",
                            session->name, model->context_tokens);
-    if (session->n == session->n_kv && (session->n == 0 || session->logits_n_kv != session->n_kv))
+    /* Logits are not saved: one that is woken at this token has none to continue from, so one that
+     * was saved here and never slept does not either. */
+    int saved_here = session->durable.snapshot != 0 && session->durable.n_kv == session->n_kv;
+#ifdef BREAK_SAVED_LOGITS
+    saved_here = 0;
+#endif
+    if (session->n == session->n_kv &&
+        (session->n == 0 || session->logits_n_kv != session->n_kv || saved_here))
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "session '%s' has nothing to continue from: feed something first",
                            session->name);

@@ -72,7 +72,8 @@ enum kv_err session_move(struct session *session, enum session_state to);
 /* Appends ids to be prefilled, as one span of `role`. LIMIT beyond the context, nothing changed. */
 enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t count,
                          enum image_role role, struct kv_diag *diag);
-/* Samples up to `tokens_max` after everything fed is prefilled; ends at one of the model's end
+/* Samples up to `tokens_max` after everything fed is prefilled (INVALID when nothing was fed and
+ * nothing is pending since the session was made, woken or saved); ends at one of the model's end
  * tokens, which then is pending. session_cancel stops it at the next step. */
 enum kv_err session_generate(struct session *session, uint32_t tokens_max, struct kv_diag *diag);
 void session_cancel(struct session *session);

@@ -71,6 +71,7 @@ struct transfer_durable {
     uint64_t lineage;     /* 0: not assigned yet */
     uint64_t parent, cut; /* of a lineage that is not recorded yet: blocks below `cut` are shared */
     uint64_t snapshot;    /* head snapshot id, 0: none */
+    uint64_t n_kv;        /* tokens with KV in it */
     int head_explicit;    /* the head was asked for by name and stays */
     int head_kept;        /* the session went back: the next save gives the head a tag */
     int pinned;           /* not to be put to sleep for others */

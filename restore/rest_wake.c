@@ -101,6 +101,7 @@ static void remember(const struct wake *wake) {
     memset(durable, 0, sizeof *durable);
     durable->lineage = image->lineage;
     durable->snapshot = wake->plan.snapshot;
+    durable->n_kv = image->n_kv;
     durable->head_explicit = wake->plan.record.is_explicit;
     durable->trim_pending = 1;
     durable->pinned = wake->plan.pinned;

@@ -589,6 +589,7 @@ static void finish_save(struct save *save, const struct kv_digest *root) {
     *after = ticket->before;
     after->lineage = image->lineage;
     after->snapshot = save->id;
+    after->n_kv = image->n_kv;
     after->head_explicit = ticket->options.is_explicit;
     after->head_kept = 0;
     after->trim_pending = 0;

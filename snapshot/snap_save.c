@@ -283,12 +283,13 @@ static enum kv_err refuse(struct snapshot *snapshot, struct session *session,
     if (stats.bytes_max == STORE_BYTES_UNLIMITED || stats.room_bytes >= need_of(snapshot, session))
         return KV_ERR_NO_SPACE;
     session_info(session, &info);
-    kv_diag_set(&own, KV_ERR_LIMIT,
-                "session %s was not saved: the store may have %llu bytes (store-max) and has room "
-                "for %llu; remove sessions, name one with `coldplane expire`, %sor raise store-max",
-                info.name, (unsigned long long)stats.bytes_max,
-                (unsigned long long)stats.room_bytes,
-                snapshot->may_degrade ? "" : "allow --may-degrade, ");
+    kv_diag_set(
+        &own, KV_ERR_LIMIT,
+        "session %s was not saved: it may need %llu bytes, of %llu (store-max) %llu are left; "
+        "remove sessions, name one with `coldplane expire`, %sor raise store-max",
+        info.name, (unsigned long long)need_of(snapshot, session),
+        (unsigned long long)stats.bytes_max, (unsigned long long)stats.room_bytes,
+        snapshot->may_degrade ? "" : "allow --may-degrade, ");
     receipt->err = KV_ERR_LIMIT;
     copy_text(receipt->reason, sizeof receipt->reason, own.text);
     return kv_diag_set(diag, KV_ERR_LIMIT, "%s", own.text);

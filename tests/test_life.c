@@ -2,6 +2,7 @@
  *
  * Responsible for: restored = never evicted, bit for bit, on the tiny random model.
  * Not responsible for: what goes wrong (test_snapshot.c, test_restore.c).
+ * Broken twin: BREAK_SAVED_LOGITS.
  */
 #include "tests/support_life.h"
 #include "tests/testing.h"
@@ -210,6 +211,37 @@ static void short_sessions_wake(void **state) {
     life_close(&life);
 }
 
+/* With nothing pending there is nothing to continue from once it is saved, slept since or not;
+ * before, there is. BREAK_SAVED_LOGITS lets the one that never slept go on. */
+static void nothing_pending_is_the_same_slept_or_not(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct kv_diag diag = {""};
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 700, 0, NULL);
+    life_save(&life, session, 0);
+    enum kv_err kept = session_generate(session, 3, &diag);
+    session_drop(session);
+    session = life_wake(&life, "chat", NULL);
+    enum kv_err woken = session_generate(session, 3, &diag);
+    assert_int_equal(kept, KV_ERR_INVALID);
+    assert_int_equal(woken, kept);
+    assert_non_null(strstr(diag.text, "feed something first"));
+    life_say(session, 2, 20, 3, NULL);
+    life_save(&life, session, 0); /* one token is pending now */
+    assert_int_equal(session_generate(session, 3, &diag), KV_OK);
+    support_engine_run(life.engine);
+    session_drop(session);
+    session = life_wake(&life, "chat", NULL);
+    assert_int_equal(session_generate(session, 3, &diag), KV_OK);
+    support_engine_run(life.engine);
+    life_close(&life);
+}
+
 /* Another numerics id: proof by the best tokens and a bound, and the receipt says so. */
 static void another_numerics_id_is_proven_by_bound(void **state) {
     (void)state;
@@ -239,4 +271,5 @@ TESTING_MAIN(cmocka_unit_test(woken_is_never_evicted_in_avx2),
              cmocka_unit_test(woken_is_never_evicted_in_c),
              cmocka_unit_test(demoted_and_promoted_is_never_demoted),
              cmocka_unit_test(short_sessions_wake),
+             cmocka_unit_test(nothing_pending_is_the_same_slept_or_not),
              cmocka_unit_test(another_numerics_id_is_proven_by_bound))
