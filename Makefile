@@ -128,10 +128,21 @@ $B/gen/build_id.h: FORCE
 	echo "#define BUILD_COMPILER \"gcc $$version $(CFLAGS) $(AVX2)\""; } >$@.$$$$; \
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
+# Asked once for a build folder, so that a machine without the packages gets one sentence.
+HEADERS := liburing lmdb zstd xxhash cjson/cJSON histedit
+$B/gen/packages:
+	@mkdir -p $(@D); command -v $(CC) >/dev/null || { \
+	    echo '$(CC) is missing: `make setup` installs the packages' >&2; exit 1; }; \
+	for header in $(HEADERS) pcre2; do \
+	    printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <stdio.h>\n#include <%s.h>\n' $$header | \
+	    $(CC) $(CPPFLAGS) -D_GNU_SOURCE -E - >/dev/null 2>&1 || { echo \
+	    "<$$header.h> is missing: \`make setup\` installs the packages" >&2; exit 1; }; \
+	done; touch $@
+
 $B/%_avx2.o: SIMD := $(AVX2)
 $B/%_avx512.o: SIMD := $(AVX512)
 
-$B/%.o: %.c $B/gen/flags | $B/gen/build_id.h
+$B/%.o: %.c $B/gen/flags | $B/gen/build_id.h $B/gen/packages
 	@mkdir -p $(@D); $(if $(V),,echo 'CC   $<')
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(SIMD) -MMD -MP -MT $@ -MF $@.$$$$.d -c -o $@.$$$$ $< && \
 	    mv -f $@.$$$$.d $(@:.o=.d) && mv -f $@.$$$$ $@ || \

@@ -26,26 +26,37 @@ static uint64_t flops_of(const struct engine_model *model, uint64_t first, uint6
            4 * seen * q_width * g->layers;
 }
 
-static enum kv_err run_until_idle(struct session *session, struct engine_event *events,
-                                  struct kv_diag *diag) {
-    uint32_t count = 1;
-
-    while (count) {
-        enum kv_err err = engine_step(session->engine, events, &count, diag);
-        if (err != KV_OK)
-            return err;
-        for (uint32_t i = 0; i < count; i++)
-            if (events[i].session == session && events[i].kind == ENGINE_FAILED)
-                return events[i].err;
-    }
-    return KV_OK;
-}
-
 struct timing {
     struct session *session;
     struct engine_event *events;
     const uint32_t *ids;
+    const struct bench_model_options *options;
 };
+
+/* What stands at the last depth, its decoded tokens included, is all. */
+static void tell(const struct timing *timing) {
+    const struct bench_model_options *options = timing->options;
+    uint32_t all = options->depths[options->depth_count - 1] + options->decode_tokens;
+
+    if (options->progress)
+        options->progress(options->context, (uint32_t)timing->session->n_kv, all);
+}
+
+static enum kv_err run_until_idle(const struct timing *timing, struct kv_diag *diag) {
+    uint32_t count = 1;
+
+    while (count) {
+        enum kv_err err = engine_step(timing->session->engine, timing->events, &count, diag);
+        if (err != KV_OK)
+            return err;
+        for (uint32_t i = 0; i < count; i++)
+            if (timing->events[i].session == timing->session &&
+                timing->events[i].kind == ENGINE_FAILED)
+                return timing->events[i].err;
+        tell(timing);
+    }
+    return KV_OK;
+}
 
 /* Feeds `count` tokens, `each` at a time. */
 static enum kv_err drive(const struct timing *timing, uint32_t count, uint32_t each,
@@ -62,7 +73,7 @@ static enum kv_err drive(const struct timing *timing, uint32_t count, uint32_t e
         part = count - done < each ? count - done : each;
         err = session_feed(session, timing->ids + first + done, part, IMAGE_RAW, diag);
         if (err == KV_OK)
-            err = run_until_idle(session, timing->events, diag);
+            err = run_until_idle(timing, diag);
     }
     phase->ns = kv_clock_now_ns(clock) - begin_ns;
     phase->tokens = session->n_kv - first;
@@ -97,7 +108,7 @@ enum kv_err bench_model(struct engine *engine, const struct bench_model_options 
     const struct kv_alloc *alloc = engine->settings.alloc;
     struct session_settings settings = {
         .name = "bench model", .policy = options->policy, .sampler = {.top_p = 1, .top_k = 1}};
-    struct timing timing = {.ids = options->ids};
+    struct timing timing = {.ids = options->ids, .options = options};
     struct bench_model_result result = {.depth_count = options->depth_count,
                                         .class_count = DEVICE_CLASS_COUNT,
                                         .threads = engine->settings.threads};

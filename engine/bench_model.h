@@ -21,8 +21,10 @@ struct bench_model_options {
     struct image_policy policy;
     uint32_t depths[BENCH_MODEL_DEPTHS_MAX]; /* rising; 0 means after one token */
     uint32_t depth_count;
-    uint32_t decode_tokens;   /* timed at each depth */
-    uint64_t rate_iterations; /* of the multiply-add loop */
+    uint32_t decode_tokens;                                          /* timed at each depth */
+    uint64_t rate_iterations;                                        /* of the multiply-add loop */
+    void (*progress)(void *context, uint32_t done, uint32_t tokens); /* NULL is allowed */
+    void *context;
 };
 
 struct bench_model_phase {

@@ -76,6 +76,8 @@ static enum kv_err collect(struct rebuild *rebuild, struct kv_diag *diag) {
     for (size_t i = 0; i < count && err == KV_OK; i++) {
         struct fmt_place from = {numbers[i], 0};
         uint64_t nonzero_end = 0;
+        if (store->options.progress != NULL)
+            store->options.progress(store->options.progress_context, i, count);
         err = recover_scan(store, from, &rebuild->list, &nonzero_end, diag);
         rebuild->segment_max = numbers[i];
         rebuild->nonzero_bytes += nonzero_end;

@@ -77,8 +77,8 @@ static enum kv_err look_at_page(struct store *store, const uint8_t *page, struct
                            "a batch record needs version %u of the format, this program knows "
                            "version %d: use a newer coldplane",
                            kv_get_u32(page + 8), STORE_FORMAT_VERSION);
-    if (err != KV_OK || memcmp(batch.store_id, store->id, FMT_ID_BYTES) != 0 ||
-        batch.at.segment != at.segment || batch.at.off != at.off)
+    int ours = list->any_store || memcmp(batch.store_id, store->id, FMT_ID_BYTES) == 0;
+    if (err != KV_OK || !ours || batch.at.segment != at.segment || batch.at.off != at.off)
         return KV_OK;
     void *items = list->items;
     if (!kv_alloc_grow(store->options.alloc, &items, &list->capacity, list->count + 1,
@@ -120,6 +120,31 @@ done:
     if (file >= 0)
         door->close(door->context, file);
     kv_alloc_release(store->options.alloc, buffer);
+    return err;
+}
+
+enum kv_err recover_id(struct store *store, uint8_t id_out[FMT_ID_BYTES], struct kv_diag *diag) {
+    struct recover_list list = {.any_store = 1};
+    uint32_t *numbers = NULL;
+    size_t count = 0;
+    enum kv_err err = recover_segments(store, &numbers, &count, diag);
+    for (size_t i = 0; i < count && err == KV_OK; i++) {
+        const struct fmt_place from = {numbers[i], 0};
+        uint64_t nonzero_end = 0;
+        err = recover_scan(store, from, &list, &nonzero_end, diag);
+    }
+    if (err == KV_OK && list.count == 0)
+        err = kv_diag_set(diag, KV_ERR_CORRUPT, "no batch record in seg/ names a store");
+#ifndef BREAK_TWO_STORES
+    for (size_t i = 1; i < list.count && err == KV_OK; i++)
+        if (memcmp(list.items[i].store_id, list.items[0].store_id, FMT_ID_BYTES) != 0)
+            err = kv_diag_set(diag, KV_ERR_CORRUPT,
+                              "seg/ holds batch records of two stores: part them first");
+#endif
+    if (err == KV_OK)
+        memcpy(id_out, list.items[0].store_id, FMT_ID_BYTES);
+    kv_alloc_release(store->options.alloc, list.items);
+    kv_alloc_release(store->options.alloc, numbers);
     return err;
 }
 

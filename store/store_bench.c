@@ -342,8 +342,11 @@ static enum kv_err measure_all(struct bench *bench, struct kv_diag *diag) {
     if (error != 0)
         return kv_diag_errno(diag, KV_ERR_IO, error, "bench store: cannot open its directory");
     enum kv_err err = KV_OK;
-    for (uint32_t pair = 0; pair < bench->pairs && err == KV_OK; pair++)
+    for (uint32_t pair = 0; pair < bench->pairs && err == KV_OK; pair++) {
+        if (bench->options->progress != NULL)
+            bench->options->progress(bench->options->context, pair, bench->pairs);
         err = measure_pair(bench, pair, dir, diag);
+    }
     door->remove(door->context, dir, "plain");
     door->close(door->context, dir);
     return err;

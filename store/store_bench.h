@@ -21,6 +21,8 @@ struct store_bench_options {
     uint64_t batch_bytes;       /* committed at a time; total ÷ batch pairs are measured, within
                                    the limits above */
     uint64_t seed;
+    void (*progress)(void *context, uint64_t done, uint64_t all); /* pairs; NULL is allowed */
+    void *context;
 };
 
 struct store_bench_rate {

@@ -83,6 +83,7 @@ struct recover_list { /* batch records found on disk, unsorted */
     struct fmt_batch *items;
     size_t count;
     size_t capacity;
+    int any_store; /* 1: also those of other stores */
 };
 /* The segments that are there, ascending, into *numbers_out (released by the caller). */
 enum kv_err recover_segments(struct store *store, uint32_t **numbers_out, size_t *count_out,
@@ -91,6 +92,8 @@ enum kv_err recover_segments(struct store *store, uint32_t **numbers_out, size_t
  * end of the last page that is not all zeros. */
 enum kv_err recover_scan(struct store *store, struct fmt_place from, struct recover_list *list,
                          uint64_t *nonzero_end_out, struct kv_diag *diag);
+/* The store id that every batch record in the segments names. CORRUPT: none does, or two ids. */
+enum kv_err recover_id(struct store *store, uint8_t id_out[FMT_ID_BYTES], struct kv_diag *diag);
 /* Reads a whole batch record into *record_out (released by the caller). */
 enum kv_err recover_load(struct store *store, const struct fmt_batch *batch, uint8_t **record_out,
                          struct kv_digest *digest_out, struct kv_diag *diag);

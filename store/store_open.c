@@ -196,18 +196,35 @@ static enum kv_err refuse_lost_format(struct store *store, struct kv_diag *diag)
     if (err == KV_OK && count != 0)
         err = kv_diag_set(diag, KV_ERR_CORRUPT,
                           "FORMAT is missing but segments are there: put FORMAT back from a copy "
-                          "of this store, or use another directory");
+                          "of this store, have it made anew with `coldplane fsck "
+                          "--rebuild-index`, or use another directory");
+    return err;
+}
+
+/* A store that lost FORMAT is recognised by its segments when its index is to be made anew. */
+static enum kv_err choose_id(struct store *store, struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    enum kv_err err = refuse_lost_format(store, diag);
+    if (err == KV_OK)
+        return name_error(diag, door->random(door->context, store->id, FMT_ID_BYTES), "write",
+                          "FORMAT");
+    if (err != KV_ERR_CORRUPT || !store->options.rebuild_index)
+        return err;
+    kv_diag_clear(diag);
+    err = recover_id(store, store->id, diag);
+    if (err == KV_OK)
+        store_inner_note(store, "FORMAT was missing and is made anew from the segments. ");
     return err;
 }
 
 static enum kv_err make_format(struct store *store, struct kv_diag *diag) {
     const struct io_door *door = store->options.door;
-    enum kv_err err = refuse_lost_format(store, diag);
+    enum kv_err err = choose_id(store, diag);
     if (err != KV_OK)
         return err;
     char text[FMT_TEXT_BYTES_MAX];
     int file = -1;
-    int error = door->random(door->context, store->id, FMT_ID_BYTES);
+    int error = 0;
     size_t bytes = fmt_text_encode(store->id, text);
     if (error == 0)
         error = door->open(door->context, store->dir, "FORMAT.tmp", IO_WRITE | IO_CREATE, &file);
@@ -273,6 +290,9 @@ static enum kv_err without_format(struct store *store, int foreign, int *there_o
         door->close(door->context, store->seg_dir);
         store->seg_dir = -1;
         if (err == KV_ERR_CORRUPT && read_format(store, there_out, NULL) == KV_OK && *there_out)
+            return KV_OK;
+        /* Under the lock it is made anew. */
+        if (err == KV_ERR_CORRUPT && store->options.rebuild_index && !store->options.read_only)
             return KV_OK;
         if (err != KV_OK)
             return err;

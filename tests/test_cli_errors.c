@@ -229,6 +229,17 @@ static void a_folder_in_the_place_of_a_segment_is_no_file(void **state) {
     assert_still_there(cli, "a");
 }
 
+static void assert_same_file(const char *a, const char *b) {
+    char text[2][256] = {{0}};
+    for (int i = 0; i < 2; i++) {
+        FILE *file = fopen(i == 0 ? a : b, "r");
+        assert_non_null(file);
+        assert_true(fread(text[i], 1, sizeof text[i] - 1, file) > 0);
+        fclose(file);
+    }
+    assert_string_equal(text[0], text[1]);
+}
+
 static void a_lost_format_is_told_to_readers_and_writers(void **state) {
     struct cli *cli = *state;
     char path[TESTING_PATH_BYTES + 64], kept[TESTING_PATH_BYTES + 64];
@@ -240,6 +251,13 @@ static void a_lost_format_is_told_to_readers_and_writers(void **state) {
     cli_refused(cli, 4, "FORMAT is missing but segments are there: put FORMAT back");
     cli_call(cli, "run", "a", "-p", "x", "--json", NULL);
     cli_refused(cli, 4, "FORMAT is missing but segments are there: put FORMAT back");
+    assert_non_null(strstr(cli->err, "--rebuild-index"));
+    /* Asked for, it is made anew from what the segments say: byte for byte. */
+    cli_call(cli, "fsck", "--rebuild-index", "--json", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli_text(cli, "opened"), "FORMAT was missing"));
+    assert_same_file(path, kept);
+    assert_still_there(cli, "a");
     write_file(path, "coldplane store\nversion 1\nid 0\n", 31);
     cli_call(cli, "ls", "--json", NULL);
     cli_refused(cli, 4, "put it back from a copy");

@@ -60,6 +60,26 @@ static void the_settings_are_json_when_asked(void **state) {
     assert_int_equal(cJSON_GetArraySize(cli_member(cli, "settings.ages")), 0);
 }
 
+/* Of one action of a command, both ways of asking. */
+static void help_of_an_action_is_its_own(void **state) {
+    struct cli *cli = *state;
+    static const char *const forms[][3] = {{"needle", "plant", "--help"},
+                                           {"help", "needle", "plant"}};
+    for (size_t i = 0; i < 2; i++) {
+        cli_call(cli, forms[i][0], forms[i][1], forms[i][2], NULL);
+        cli_good(cli);
+        assert_non_null(strstr(cli->out, "usage: coldplane needle plant NAME [flags]"));
+        assert_non_null(strstr(cli->out, "plant: states the fact"));
+        assert_non_null(strstr(cli->out, "keeps it only if")); /* its second line */
+        assert_non_null(strstr(cli->out, "coldplane needle plant travel"));
+        assert_null(strstr(cli->out, "check: asks"));
+        assert_null(strstr(cli->out, "coldplane needle ls travel"));
+    }
+    cli_call(cli, "needle", "bogus", "--help", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "check: asks"));
+}
+
 static void help_is_json_when_asked(void **state) {
     struct cli *cli = *state;
     static const char *const forms[][3] = {{"needle", "--help", "--json"},
@@ -113,4 +133,5 @@ static void a_chat_is_one_document(void **state) {
 
 TESTING_MAIN(TEST(any_bytes_give_valid_json), TEST(needles_of_odd_bytes_are_refused),
              TEST(the_settings_are_json_when_asked), TEST(help_is_json_when_asked),
-             TEST(a_value_is_no_flag), TEST(a_chat_is_one_document))
+             TEST(help_of_an_action_is_its_own), TEST(a_value_is_no_flag),
+             TEST(a_chat_is_one_document))

@@ -2,7 +2,7 @@
  *
  * Responsible for: what store_open refuses and with which words, and that it changes nothing then.
  * Not responsible for: recovery (test_recover.c, test_rebuild.c).
- * Broken twins: BREAK_LOCK, BREAK_SYNC_ABOVE.
+ * Broken twins: BREAK_LOCK, BREAK_SYNC_ABOVE, BREAK_TWO_STORES.
  */
 #include "store/store.h"
 
@@ -151,6 +151,40 @@ static void foreign_directory(void **state) {
     assert_int_equal(access(path, F_OK), -1);
     write_text(dir, "FORMAT", "something else\n");
     is_refused(&options, KV_ERR_CORRUPT, "not that of a coldplane store");
+}
+
+static void fill_two_segments(const char *dir) {
+    struct store_options options = support_store_options(dir);
+    options.segment_bytes = 1 << 20;
+    struct store *store = support_store_open(&options);
+    for (unsigned i = 0; support_store_segment_bytes(dir, 2) == 0 && i < 1000; i += 20)
+        assert_int_equal(support_store_commit(store, i, i + 20, 1, NULL), KV_OK);
+    assert_int_equal(support_store_commit(store, 0, 20, 2, NULL), KV_OK);
+    store_close(store);
+}
+
+/* Asked to make the index anew, a store that lost FORMAT takes its id from its segments; where they
+ * name two, it does not choose. BREAK_TWO_STORES chooses. */
+static void lost_format_comes_from_the_segments(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES], other[TESTING_PATH_BYTES], path[512], from[512];
+    testing_temp_dir(dir);
+    testing_temp_dir(other);
+    fill_two_segments(dir);
+    fill_two_segments(other);
+    path_in(path, dir, "FORMAT");
+    assert_int_equal(unlink(path), 0);
+    struct store_options options = support_store_options(dir);
+    is_refused(&options, KV_ERR_CORRUPT, "--rebuild-index");
+    options.rebuild_index = 1;
+    struct store *store = support_store_open(&options);
+    assert_true(support_store_matches(store, 3, 2, 1));
+    store_close(store);
+    assert_int_equal(unlink(path), 0);
+    path_in(path, dir, "seg/00000002.seg");
+    path_in(from, other, "seg/00000002.seg");
+    assert_int_equal(rename(from, path), 0);
+    is_refused(&options, KV_ERR_CORRUPT, "two stores");
 }
 
 static void newer_version(void **state) {
@@ -542,4 +576,4 @@ TESTING_MAIN(cmocka_unit_test(new_store_is_private),
              cmocka_unit_test(swapped_during_a_save), cmocka_unit_test(names_beyond_ascii),
              cmocka_unit_test(unwritable_directory), cmocka_unit_test(read_only_file_system),
              cmocka_unit_test(creation_dies_anywhere), cmocka_unit_test(allocation_failures),
-             cmocka_unit_test(golden_store))
+             cmocka_unit_test(lost_format_comes_from_the_segments), cmocka_unit_test(golden_store))

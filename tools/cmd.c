@@ -192,6 +192,10 @@ static void watch_end(struct watch *watch) {
 
 /* --- opening */
 
+static void on_rebuild(void *context, uint64_t done, uint64_t all) {
+    progress_update(context, done, all);
+}
+
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag) {
     struct store_options options = cmd_store_options(cmd);
@@ -202,9 +206,14 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
             return err;
     }
     struct watch watch;
+    struct progress progress;
+    progress_begin(&progress, stderr, cmd->clock, "rebuilding the index", "segments");
+    options.progress = on_rebuild;
+    options.progress_context = &progress;
     watch_begin(&watch, cmd->signals);
     enum kv_err err = store_open(&options, store_out, diag);
     watch_end(&watch);
+    progress_end(&progress);
     if (err == KV_ERR_NOT_FOUND && read_only)
         kv_diag_set(diag, err,
                     "store %s: there is none; `coldplane chat` makes it, --store DIR names another",

@@ -8,6 +8,7 @@
 #include "store/io.h"
 #include "store/store_bench.h"
 #include "tools/json_text.h"
+#include "tools/progress.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -143,6 +144,10 @@ static void tell_ratios(struct cmd *cmd, const struct store_bench_result *result
                result->batches, result->index_commits, result->segments, result->syncs);
 }
 
+static void on_pair(void *context, uint64_t done, uint64_t all) {
+    progress_update(context, done, all);
+}
+
 static enum kv_err bench_store(struct cmd *cmd, struct kv_diag *diag) {
     char dir[CONFIG_PATH_BYTES + 16];
     struct store_bench_result result;
@@ -156,7 +161,12 @@ static enum kv_err bench_store(struct cmd *cmd, struct kv_diag *diag) {
     options.store.clock = cmd->clock;
     if (cmd->config->posix_io)
         options.store.door = io_posix_door();
+    struct progress progress;
+    progress_begin(&progress, stderr, cmd->clock, "measuring", "pairs");
+    options.progress = on_pair;
+    options.context = &progress;
     enum kv_err err = store_bench(&options, &result, diag);
+    progress_end(&progress);
     if (err == KV_OK && (result.write.bytes == 0 || result.read.bytes == 0))
         err = kv_diag_set(diag, KV_ERR_PROOF, "bench store: nothing was written and read back");
     if (err != KV_OK)

@@ -198,6 +198,10 @@ static void add_up(struct bench_model_result *result) {
     }
 }
 
+static void on_progress(void *context, uint32_t done, uint32_t tokens) {
+    progress_update(context, done, tokens);
+}
+
 static enum kv_err measure_speed(struct bench *bench, enum engine_simd simd, uint32_t deepest,
                                  struct bench_model_result *result, struct kv_diag *diag) {
     enum kv_err err = open_bench(bench, simd, deepest + DECODE_TOKENS + 1, diag);
@@ -214,7 +218,11 @@ static enum kv_err measure_speed(struct bench *bench, enum engine_simd simd, uin
         options.depths[options.depth_count++] = MIDDLE_TOKENS;
     if (deepest > PLAIN_TOKENS)
         options.depths[options.depth_count++] = deepest;
+    progress_begin(&bench->progress, stderr, bench->cmd->clock, "measuring", "tokens");
+    options.progress = on_progress;
+    options.context = &bench->progress;
     err = bench_model(bench->engine, &options, result, diag);
+    progress_end(&bench->progress);
     if (err == KV_OK)
         add_up(result);
     return err;
@@ -247,10 +255,6 @@ done:
 }
 
 /* --- quality */
-
-static void on_progress(void *context, uint32_t done, uint32_t tokens) {
-    progress_update(context, done, tokens);
-}
 
 static void quality_json(cJSON *to, const struct bench_quality_result *result) {
     cJSON_AddNumberToObject(to, "perplexity_bf16", result->perplexity);

@@ -292,7 +292,11 @@ static enum kv_err open_for_fsck(struct care *care, struct kv_diag *diag) {
     options.read_only = !writes;
     options.inspect = !writes;
     options.rebuild_index = cmd->config->rebuild_index;
+    options.progress = on_progress;
+    options.progress_context = care;
+    progress_begin(&care->progress, stderr, cmd->clock, "rebuilding the index", "segments");
     enum kv_err err = store_open(&options, &care->store, &own);
+    progress_end(&care->progress);
     if (err == KV_ERR_CORRUPT) {
         const struct finding finding = {"index", "", "", own.text, 0};
         tell_finding(care, &finding);

@@ -92,7 +92,8 @@ static const struct cmd_entry entries[] = {
      "  coldplane needle add travel --ask 'Where do we go?' --expect Oslo --answer-prefix 'To '\n"
      "  coldplane needle plant travel --key 'green lamp' --value 4817\n"
      "  coldplane needle check travel\n"
-     "  coldplane needle ls travel\n",
+     "  coldplane needle ls travel\n"
+     "  coldplane needle rm travel --key 'green lamp'\n",
      2, 2, CONFIG_NEEDLE | CONFIG_ENGINE | CONFIG_WRITE, cmd_needle},
     {"verify", "[NAME]", "read and digest what is stored",
      "Every extent of every snapshot of NAME, or of all sessions. Reads beside a running\n"
@@ -192,8 +193,8 @@ static const struct cmd_entry entries[] = {
      "  coldplane bench kv-quality --json\n",
      1, 1, CONFIG_BENCH | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_WRITE, cmd_bench},
     {"version", "", "versions of program and formats", "", "", 0, 0, 0, cmd_version},
-    {"help", "[COMMAND]", "this list, or the help of a command", "", "  coldplane help needle\n", 0,
-     1, 0, cmd_help},
+    {"help", "[COMMAND [ACTION]]", "this list, or the help of a command", "",
+     "  coldplane help needle\n  coldplane help needle plant\n", 0, 2, 0, cmd_help},
 };
 
 static void print_help(const struct cmd_entry *entry) {
@@ -205,6 +206,53 @@ static void print_help(const struct cmd_entry *entry) {
     config_help(entry->groups | CONFIG_COMMON, stdout);
     if (entry->examples[0] != 0)
         printf("\nExamples:\n%s", entry->examples);
+}
+
+/* The action that is asked about, of a command such as `needle`, whose arguments begin with its
+ * actions and whose help has a paragraph "action: …" for each; NULL when it has none or none is
+ * named. */
+static const char *action_of(const struct cmd *cmd, const struct cmd_entry *entry) {
+    const struct config *config = cmd->config;
+    uint32_t at = strcmp(config->words[0], "help") == 0 ? 2 : 1;
+    const char *action = at < config->word_count ? config->words[at] : NULL;
+    const char *word = entry->arguments;
+    size_t end = strcspn(word, " ");
+    if (action == NULL || memchr(word, '|', end) == NULL)
+        return NULL;
+    for (size_t first = 0; first < end;) {
+        size_t length = strcspn(word + first, "| ");
+        if (strlen(action) == length && memcmp(word + first, action, length) == 0)
+            return action;
+        first += length + 1;
+    }
+    return NULL;
+}
+
+/* Lines of `text` that begin with `begin`, and with `more` the indented ones behind them. */
+static void print_lines(const char *text, const char *begin, int more) {
+    int on = 0;
+    while (*text != 0) {
+        size_t length = strcspn(text, "\n");
+        on = strncmp(text, begin, strlen(begin)) == 0 || (on && more && text[0] == ' ');
+        if (on)
+            printf("%.*s\n", (int)length, text);
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void print_action(const struct cmd_entry *entry, const char *action) {
+    char begin[64];
+    printf("usage: coldplane %s %s%s [flags]\n\n", entry->name, action,
+           entry->arguments + strcspn(entry->arguments, " "));
+    snprintf(begin, sizeof begin, "%.20s:", action);
+    print_lines(entry->help, begin, 1);
+    printf("\nFlags:\n");
+    config_help(entry->groups | CONFIG_COMMON, stdout);
+    snprintf(begin, sizeof begin, "  coldplane %.20s %.20s ", entry->name, action);
+    if (strstr(entry->examples, begin) == NULL)
+        return;
+    printf("\nExamples:\n");
+    print_lines(entry->examples, begin, 0);
 }
 
 static void print_overview(void) {
@@ -266,7 +314,10 @@ static void add_help(cJSON *list, const struct cmd_entry *entry) {
 
 void cmd_give_help(struct cmd *cmd, const struct cmd_entry *entry) {
     if (cmd->result == NULL) {
-        if (entry != NULL)
+        const char *action = entry != NULL ? action_of(cmd, entry) : NULL;
+        if (action != NULL)
+            print_action(entry, action);
+        else if (entry != NULL)
             print_help(entry);
         else
             print_overview();

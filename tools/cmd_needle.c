@@ -5,6 +5,7 @@
  */
 #include "tools/cmd.h"
 #include "tools/json_text.h"
+#include "tools/progress.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
 #include "tools/turn.h"
@@ -235,6 +236,7 @@ static enum kv_err rm(struct cmd *cmd, struct kv_diag *diag) {
 struct checked {
     uint32_t kept, failed;
     const char *first_failed;
+    struct progress *progress;
 };
 
 static enum kv_err check_one(struct session *session, uint32_t index, cJSON *list,
@@ -244,6 +246,8 @@ static enum kv_err check_one(struct session *session, uint32_t index, cJSON *lis
     uint32_t count = 0;
     struct image_needle *needles = transfer_needles(session, &count);
     enum kv_err err = needle_check(session, index, &question, &asked, diag);
+    /* What it found is printed where the line of progress stood. */
+    progress_end(checked->progress);
     if (err != KV_OK)
         return err;
     struct session_info info;
@@ -263,7 +267,8 @@ static enum kv_err check_one(struct session *session, uint32_t index, cJSON *lis
 
 static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
-    struct checked checked = {0, 0, NULL};
+    struct progress progress;
+    struct checked checked = {.progress = &progress};
     uint32_t count = 0, first = 0;
     struct image_needle *needles = transfer_needles(session, &count);
     uint32_t end = count;
@@ -276,8 +281,13 @@ static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_
                            cmd->session_name));
     }
     cJSON *list = needle_list(cmd);
-    for (uint32_t i = first; i < end; i++)
-        KV_TRY(check_one(session, i, list, &checked, diag));
+    progress_begin(&progress, stderr, cmd->clock, "asking", "needles");
+    for (uint32_t i = first; i < end && err == KV_OK; i++) {
+        progress_update(&progress, i - first, end - first);
+        err = check_one(session, i, list, &checked, diag);
+    }
+    progress_end(&progress);
+    KV_TRY(err);
     if (checked.failed > 0)
         err = kv_diag_set(diag, KV_ERR_PROOF,
                           "session %s: %" PRIu32 " of %" PRIu32 " kept needles failed, first %s; "

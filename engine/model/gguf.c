@@ -74,7 +74,8 @@ uint64_t gguf_type_bytes(enum gguf_type type, uint64_t elements) {
 
 static enum kv_err cut_short(const struct parse *parse, const char *where) {
     return kv_diag_set(parse->diag, KV_ERR_CORRUPT,
-                       "the model file is cut short or damaged: %s does not fit its %zu bytes",
+                       "the model file is cut short or damaged: %s does not fit its %zu bytes; "
+                       "fetch it again",
                        where, parse->reader.size_bytes);
 }
 
@@ -139,7 +140,7 @@ static enum kv_err parse_key(struct parse *parse, uint32_t index) {
                      key->kind == GGUF_KIND_ARRAY ? 1 : 0))
         return kv_diag_set(parse->diag, KV_ERR_CORRUPT,
                            "the model file is cut short or damaged: the value of key %.*s does "
-                           "not fit",
+                           "not fit; fetch it again",
                            gguf_shown(key->name), key->name.bytes);
     if (!gguf_names_add(&parse->gguf->key_names, key->name, index))
         return kv_diag_set(parse->diag, KV_ERR_CORRUPT,
@@ -221,7 +222,8 @@ static enum kv_err place_tensor(struct parse *parse, uint32_t index, uint64_t da
     if (!kv_add_u64(data_off, offset, &first) || !kv_add_u64(first, tensor->size_bytes, &end) ||
         end > parse->reader.size_bytes)
         return kv_diag_set(parse->diag, KV_ERR_CORRUPT,
-                           "the model file is cut short: tensor %.*s lies beyond its %zu bytes",
+                           "the model file is cut short: tensor %.*s lies beyond its %zu bytes; "
+                           "fetch it again",
                            gguf_shown(tensor->name), tensor->name.bytes, parse->reader.size_bytes);
     tensor->data = parse->reader.bytes + first;
     return KV_OK;
