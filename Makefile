@@ -221,8 +221,9 @@ endef
 $(foreach t,$(GPU_SRC),$(eval $(call gpu_rule,$t)))
 
 define fuzz_rule
+$B/$(1:.c=): WRAP_FLAGS := $(call WRAP,$(call objects_of,$1))
 $B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
-	$$(call link,-fsanitize=fuzzer)
+	$$(call link,-fsanitize=fuzzer -lcmocka)
 endef
 $(foreach t,$(FUZZ_SRC),$(eval $(call fuzz_rule,$t)))
 

@@ -195,8 +195,10 @@ static void remedy_of_round(const struct loading *loading, size_t first, size_t 
 
 /* Lands the far items of a round in its stage, once that is free; returns the bytes they take. */
 static uint64_t use_stage(struct loading *loading, size_t first, size_t end) {
-    uint8_t *stage = loading->stages + loading->round % STAGES * loading->stage_bytes;
+    uint8_t *stage = loading->stages;
     uint64_t used = 0;
+    if (stage != NULL)
+        stage += loading->round % STAGES * loading->stage_bytes;
     for (size_t i = first; i < end; i++) {
         struct rest_fetch_item *item = &loading->fetch.items[i];
         if (!rest_fetch_is_far(item, loading->mapped))

@@ -5,23 +5,19 @@
  * ends the process then: what is not refused can be talked to.
  * Not responsible for: digests that work (test_restore.c).
  *
- * kv_digest_equal is defined here, so the product's object file is not linked.
+ * tests/support_fuzz_wake.c defines kv_digest_equal, so the product's object file is not linked.
  */
+#include "tests/support_fuzz_wake.h"
 #include "tests/support_life.h"
 #include "tests/testing.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-int kv_digest_equal(const struct kv_digest *a, const struct kv_digest *b) {
-    (void)a;
-    (void)b;
-    return 1;
-}
 
 /* Puts stream `kind` of a block of `from` in the place of the one of `to`, on disk. */
 static void swap_plane(const char *dir, struct life *life, const char *from, const char *to,
@@ -141,5 +137,38 @@ static void no_flip_ends_the_process(void **state) {
     assert_true(outcomes.refused > 0 && outcomes.answered > 0);
 }
 
-TESTING_MAIN(cmocka_unit_test(a_foreign_plane_is_caught_by_the_fingerprint),
+/* What a fuzzer has found once, and values of a scale that are no positive number. */
+static void corpus_of_wakes(void **state) {
+    (void)state;
+    static uint8_t bytes[8192];
+    uint32_t files = 0, woke = 0;
+    DIR *dir = opendir("tests/corpus/wake");
+    assert_non_null(dir);
+    for (struct dirent *item = readdir(dir); item != NULL; item = readdir(dir)) {
+        char path[600];
+        if (item->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof path, "tests/corpus/wake/%s", item->d_name);
+        FILE *file = fopen(path, "rb");
+        assert_non_null(file);
+        size_t count = fread(bytes, 1, sizeof bytes, file);
+        fclose(file);
+        woke += (uint32_t)support_fuzz_wake(bytes, count);
+        files++;
+    }
+    closedir(dir);
+    for (unsigned extent = 0; extent < 64; extent++) {
+        static const uint8_t numbers[][2] = {{0, 0x7e}, {0, 0x7c}, {0, 0xfc}, {1, 0}, {0, 0x80}};
+        for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+            const uint8_t input[6] = {(uint8_t)extent, 0, 8, 0, numbers[i][0], numbers[i][1]};
+            woke += (uint32_t)support_fuzz_wake(input, sizeof input);
+            files++;
+        }
+    }
+    printf("%u inputs, %u woke all the same\n", files, woke);
+    assert_true(files > woke);
+}
+
+TESTING_MAIN(cmocka_unit_test(corpus_of_wakes),
+             cmocka_unit_test(a_foreign_plane_is_caught_by_the_fingerprint),
              cmocka_unit_test(no_flip_ends_the_process))

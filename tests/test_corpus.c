@@ -2,13 +2,14 @@
  *
  * Responsible for: what a fuzzer has found once is tried by every build, without a fuzzer; the
  * first seed of each kind is taken for what it is. `test_corpus make DIR` writes the seeds anew.
- * Not responsible for: new inputs (fuzz_*.c).
+ * Not responsible for: new inputs (fuzz_*.c), the corpus of wakes (test_blind.c).
  */
 #include "engine/record.h"
 #include "store/base/bytes.h"
 #include "store/fmt.h"
 #include "store/store_read.h"
 #include "tests/support_fuzz.h"
+#include "tests/support_fuzz_tokenizer.h"
 #include "tests/support_life.h"
 #include "tests/support_store.h"
 #include "tests/support_tiny_model.h"
@@ -27,7 +28,7 @@ static const struct target {
 } targets[] = {{"gguf", support_fuzz_gguf},       {"batch", support_fuzz_batch},
                {"segment", support_fuzz_segment}, {"image", support_fuzz_image},
                {"entry", support_fuzz_entry},     {"format", support_fuzz_format},
-               {"export", support_fuzz_export}};
+               {"export", support_fuzz_export},   {"tokenizer", support_fuzz_tokenizer}};
 enum { TARGETS = sizeof targets / sizeof targets[0] };
 
 static void corpora(void **state) {
