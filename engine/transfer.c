@@ -91,26 +91,35 @@ enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part
                         : device_copy_out(engine->device, DEVICE_OUT, copies, part->piece_count);
 }
 
+enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
+                                 const void *const *bytes, uint32_t count) {
+    struct device_copy copies[TRANSFER_PARTS_MAX * sizeof parts->pieces / sizeof parts->pieces[0]];
+    uint32_t copy_count = 0;
+
+    assert(count <= TRANSFER_PARTS_MAX);
+    for (uint32_t part = 0; part < count; part++) {
+        const uint8_t *from = bytes[part];
+        for (uint32_t i = 0; i < parts[part].piece_count; i++) {
+            const struct transfer_piece *piece = &parts[part].pieces[i];
+            if (parts[part].staged)
+                memcpy(piece->bytes, from, piece->size);
+            else
+                copies[copy_count++] = (struct device_copy){piece->bytes, from, piece->size};
+            from += piece->size;
+        }
+    }
+    return copy_count ? device_copy_in(engine->device, DEVICE_IN, copies, copy_count) : KV_OK;
+}
+
 enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
                                 const void *bytes) {
-    struct device_copy copies[sizeof part->pieces / sizeof part->pieces[0]];
-    const uint8_t *from = bytes;
-
-    for (uint32_t i = 0; i < part->piece_count; i++) {
-        const struct transfer_piece *piece = &part->pieces[i];
-        copies[i] = (struct device_copy){piece->bytes, from, piece->size};
-        if (part->staged)
-            memcpy(piece->bytes, from, piece->size);
-        from += piece->size;
-    }
-    return part->staged ? KV_OK
-                        : device_copy_in(engine->device, DEVICE_IN, copies, part->piece_count);
+    return transfer_parts_write(engine, part, &bytes, 1);
 }
 
 /* A few at a time, so that the list needs no memory of its own. */
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out) {
-    enum { EACH = 16 };
+    enum { EACH = TRANSFER_PARTS_MAX };
     struct device_extent extents[EACH];
     struct kv_digest digests[EACH];
     uint32_t of[EACH], filled = 0;

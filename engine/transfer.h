@@ -36,6 +36,10 @@ enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part
                                void *bytes_out);
 enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
                                 const void *bytes);
+/* Several at once, which is faster; at most TRANSFER_PARTS_MAX. */
+enum { TRANSFER_PARTS_MAX = 16 };
+enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
+                                 const void *const *bytes, uint32_t count);
 /* Digests of the parts' bytes where they lie; DEVICE. */
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out);

@@ -20,7 +20,7 @@ static const uint64_t round_bytes_max = (uint64_t)64 << 20;
 
 /* Digests asked for at once. Where bytes land on the way to their places there is room for two
  * rounds: one is read while the other goes on. */
-enum { DIGEST_EACH = 16, STAGES = 2, STAGE_ALIGN_BYTES = 4096 };
+enum { DIGEST_EACH = TRANSFER_PARTS_MAX, STAGES = 2, STAGE_ALIGN_BYTES = 4096 };
 
 enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
                             const struct kv_digest *found, struct kv_diag *diag) {
@@ -101,14 +101,18 @@ static void note(struct loading *loading, enum kv_err err, enum layout_stream st
 static enum kv_err place_and_digest(struct loading *loading, const size_t *items, size_t count,
                                     struct kv_digest *found_out) {
     struct engine *engine = loading->args->source->engine;
-    struct transfer_part places[DIGEST_EACH];
-    enum kv_err err = KV_OK;
-    for (size_t i = 0; i < count && err == KV_OK; i++) {
+    struct transfer_part places[DIGEST_EACH], far[DIGEST_EACH];
+    const void *landed[DIGEST_EACH];
+    uint32_t far_count = 0;
+    for (size_t i = 0; i < count; i++) {
         const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
         places[i] = item->place;
-        if (rest_fetch_is_far(item, loading->mapped))
-            err = transfer_part_write(engine, &item->place, item->pieces[0].iov_base);
+        if (!rest_fetch_is_far(item, loading->mapped))
+            continue;
+        far[far_count] = item->place;
+        landed[far_count++] = item->pieces[0].iov_base;
     }
+    enum kv_err err = transfer_parts_write(engine, far, landed, far_count);
     return err == KV_OK ? transfer_digests(engine, places, (uint32_t)count, found_out) : err;
 }
 

@@ -10,10 +10,8 @@
  * Usage: gpu_engine MODEL ORACLE.json OUT.json COMMIT [cpu], from any folder; `cpu` puts the
  * processor in the GPU's place, to try the program itself.
  */
-#include "engine/device/device.h"
+#include "engine/engine_inner.h"
 #include "engine/model/sampler.h"
-#include "engine/model/tokenizer.h"
-#include "engine/transfer.h"
 #include "tools/service.h"
 
 #include <cjson/cJSON.h>
@@ -86,11 +84,16 @@ static struct engine *open_engine(struct opening opening) {
     return engine;
 }
 
-static struct session *make_session(struct engine *engine, const char *name,
-                                    enum image_recipe recipe) {
+/* How a session keeps its KV: as it is, at K8V4 throughout (the default within this context), or
+ * down the ladder to K6V2. */
+enum keeping { KEEP_BF16, KEEP_K8V4, KEEP_LADDER };
+static const char *const keeping_names[] = {"bf16", "k8v4", "ladder"};
+
+static struct session *make_session(struct engine *engine, const char *name, enum keeping keeping) {
     struct session_settings settings = {
         .name = name,
-        .policy = {.recipe = recipe, .age_count = recipe == IMAGE_RECIPE_V3 ? 3 : 0},
+        .policy = {.recipe = keeping == KEEP_BF16 ? IMAGE_RECIPE_BF16 : IMAGE_RECIPE_V3,
+                   .age_count = keeping == KEEP_LADDER ? 3 : 0},
         .sampler = {.temperature = 0, .top_p = 1, .top_k = 1, .seed = 1}};
     const uint64_t ages[] = {512, 1024, 1536};
     struct session *session = NULL;
@@ -235,6 +238,7 @@ struct forced {
     float *kept;    /* [row][KEPT] logits of the host, for the largest difference */
     uint32_t count, same, bad;
     double worst, worst_margin;
+    float bound;
     int gpu;
 };
 enum { KEPT = 64 };
@@ -264,7 +268,7 @@ static void take_forced(void *context, uint64_t position, const float *logits) {
     }
     forced->same += best == forced->best[at];
     if (best != forced->best[at]) {
-        forced->bad += !(forced->margin[at] < 0.3f);
+        forced->bad += !(forced->margin[at] < forced->bound);
         if ((double)forced->margin[at] > forced->worst_margin)
             forced->worst_margin = (double)forced->margin[at];
     }
@@ -278,12 +282,12 @@ static uint32_t read_ids(const cJSON *array, uint32_t *ids) {
     return count;
 }
 
-static void force(struct engine *engine, const cJSON *prompt, enum image_recipe recipe,
+static void force(struct engine *engine, const cJSON *prompt, enum keeping keeping,
                   struct forced *forced) {
     static uint32_t ids[IDS_MAX];
     uint32_t count = read_ids(cJSON_GetObjectItem(prompt, "prompt_ids"), ids);
     uint32_t more = read_ids(cJSON_GetObjectItem(prompt, "gen_ids"), ids + count);
-    struct session *session = make_session(engine, "forced", recipe);
+    struct session *session = make_session(engine, "forced", keeping);
 
     forced->count = 0;
     session_observe(session, take_forced, forced);
@@ -294,10 +298,10 @@ static void force(struct engine *engine, const cJSON *prompt, enum image_recipe 
 }
 
 static void test_forced(struct engine *host, struct engine *gpu, const cJSON *oracle,
-                        enum image_recipe recipe) {
-    const char *name = recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16";
+                        enum keeping keeping) {
+    const char *name = keeping_names[keeping];
     struct engine_model model;
-    struct forced forced = {.count = 0};
+    struct forced forced = {.bound = keeping == KEEP_LADDER ? 0.5f : 0.3f};
     uint64_t rows = 0, same = 0, bad = 0;
     double host_s = 0, gpu_s = 0;
     const cJSON *prompt;
@@ -310,15 +314,17 @@ static void test_forced(struct engine *host, struct engine *gpu, const cJSON *or
     forced.kept = calloc((size_t)ROWS_MAX * KEPT, sizeof *forced.kept);
     cJSON_ArrayForEach(prompt, cJSON_GetObjectItem(oracle, "prompts")) {
         double begun = seconds();
-        if (cJSON_GetArraySize(cJSON_GetObjectItem(prompt, "prompt_ids")) > 4040)
+        /* Below 576 tokens no block is sealed. */
+        if (keeping != KEEP_BF16 &&
+            cJSON_GetArraySize(cJSON_GetObjectItem(prompt, "prompt_ids")) < 576)
             continue;
         forced.gpu = 0;
-        force(host, prompt, recipe, &forced);
+        force(host, prompt, keeping, &forced);
         host_s += seconds() - begun;
         begun = seconds();
         forced.gpu = 1;
         forced.same = forced.bad = 0;
-        force(gpu, prompt, recipe, &forced);
+        force(gpu, prompt, keeping, &forced);
         gpu_s += seconds() - begun;
         rows += forced.count;
         same += forced.same;
@@ -334,9 +340,11 @@ static void test_forced(struct engine *host, struct engine *gpu, const cJSON *or
             "%.4f, \"logit_difference_max\": %.4f, \"host_s\": %.2f, \"gpu_s\": %.2f},\n",
             name, (unsigned long long)rows, share, forced.worst_margin, forced.worst, host_s,
             gpu_s);
-    snprintf(what, sizeof what, "recipe %s: top-1 equal in at least 98 %% of rows", name);
-    check(share >= 0.98 && rows > 9000, what);
-    snprintf(what, sizeof what, "recipe %s: every difference has a margin below 0.3", name);
+    snprintf(what, sizeof what, "%s: top-1 equal in at least 98 %% of rows", name);
+    check(share >= 0.98, what);
+    /* At two bits of V both devices are far from BF16 in directions of their own. */
+    snprintf(what, sizeof what, "%s: every difference has a margin below %s", name,
+             keeping == KEEP_LADDER ? "0.5" : "0.3");
     check(bad == 0, what);
     free(forced.best);
     free(forced.margin);
@@ -382,17 +390,26 @@ static struct kv_digest decode_beside(struct engine *engine, uint32_t count, uin
     for (uint32_t i = 0; i < count; i++) {
         char name[16];
         snprintf(name, sizeof name, "s%u", i);
-        sessions[i] = make_session(engine, name, IMAGE_RECIPE_V3);
+        sessions[i] = make_session(engine, name, KEEP_LADDER);
         feed(sessions[i], text_ids + 37 * i, 1900 - 190 * i);
     }
     begin_trace(&trace, engine);
     session_observe(sessions[0], take_trace, &trace);
     for (uint32_t i = 0; i < count; i++)
         need(session_generate(sessions[i], tokens, &diag), &diag, "session_generate");
+    device_profile_reset(engine->device);
     begun = seconds();
     run(engine);
-    if (rate_out)
-        *rate_out = (double)trace.rows / (seconds() - begun);
+    if (rate_out) {
+        double took = seconds() - begun, enqueued = 0;
+        *rate_out = (double)trace.rows / took;
+        for (uint32_t i = 0; i < DEVICE_WAIT; i++)
+            enqueued += (double)engine->device->busy_ns[i] * 1e-3 / trace.rows;
+        printf("     batch %u: %.0f us a step: waiting %.0f, enqueuing %.0f, the rest is the "
+               "processor's\n",
+               count, took * 1e6 / trace.rows,
+               (double)engine->device->busy_ns[DEVICE_WAIT] * 1e-3 / trace.rows, enqueued);
+    }
     for (uint32_t i = 0; i < count; i++)
         session_drop(sessions[i]);
     return kv_digest_final(&trace.state);
@@ -421,7 +438,7 @@ static void test_bits(struct engine *gpu) {
 }
 
 static void time_prefill(struct engine *gpu) {
-    struct session *session = make_session(gpu, "long", IMAGE_RECIPE_V3);
+    struct session *session = make_session(gpu, "long", KEEP_K8V4);
     double begun = seconds(), first;
 
     feed(session, text_ids, LONG_TOKENS);
@@ -534,6 +551,10 @@ static void test_restored(const char *dir) {
         longest = took > longest ? took : longest;
         after = window_of(woken);
         windows &= kv_digest_equal(&before, &after);
+        if (turn == 4)
+            for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++)
+                printf("     wake of %llu tokens, stage %u: %.2f ms\n",
+                       (unsigned long long)receipt.tokens, i, (double)receipt.stage_ns[i] * 1e-6);
         proven &= receipt.fingerprint == RECEIPT_BITS_EQUAL && receipt.tokens_prefilled == 0 &&
                   receipt.digests_failed == 0 && receipt.digests_checked > 0;
     }
@@ -623,8 +644,8 @@ int main(int argc, char **argv) {
     struct engine_model model;
     engine_model(gpu, &model);
     fprintf(results, "{\"commit\": \"%s\", \"device\": \"%s\",\n", argv[4], model.device_name);
-    test_forced(host, gpu, oracle, IMAGE_RECIPE_BF16);
-    test_forced(host, gpu, oracle, IMAGE_RECIPE_V3);
+    for (enum keeping keeping = KEEP_BF16; keeping <= KEEP_LADDER; keeping++)
+        test_forced(host, gpu, oracle, keeping);
     engine_close(host);
     time_prefill(gpu);
     test_bits(gpu);

@@ -26,6 +26,8 @@ static void open_fixture(struct fixture *f, int wall) {
     f->options = life_default(f->dir);
     support_wall_set(wall);
     life_open(&f->options, &f->life);
+    /* Who believes otherwise ends the program, maybe in a thread that cmocka does not watch. */
+    assert_int_equal(transfer_mapped(f->life.engine), !wall);
 }
 
 static void reopen(struct fixture *f, int wall) {

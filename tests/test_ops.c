@@ -464,6 +464,32 @@ static void add_adds(void **state) {
     }
 }
 
+/* Every exponent of all ones at every place of a row; a row marked before keeps its mark. */
+static void values_that_are_not_finite_are_marked(void **state) {
+    enum { ROWS = 6, WIDTH = 67, STRIDE = 70 };
+    static const uint32_t odd[ROWS] = {0x7f800000, 0x7f7fffff, 0xff800000,
+                                       0x7f800001, 0x80000001, 0xffffffff};
+    const struct ops_table *tables[] = {ops_host_c(), ops_host_avx2()};
+
+    (void)state;
+    for (uint32_t at = 0; at < WIDTH; at++) {
+        for (uint32_t table = 0; table < (have_avx2() ? 2 : 1); table++) {
+            float x[ROWS * STRIDE];
+            int32_t bad[ROWS] = {-1, -1, -1, -1, -1, 2};
+            struct ops_finite args = {x, bad, STRIDE, ROWS, WIDTH, 9};
+            memset(x, 0xff, sizeof x);
+            for (uint32_t row = 0; row < ROWS; row++) {
+                memset(x + row * STRIDE, 0, WIDTH * sizeof *x);
+                memcpy(x + row * STRIDE + at, &odd[row], sizeof odd[row]);
+            }
+            assert_int_equal(ops_finite_items(&args), ROWS);
+            tables[table]->finite(&args, 0, ROWS, NULL);
+            const int32_t expected[ROWS] = {9, -1, 9, 9, -1, 2};
+            assert_memory_equal(bad, expected, sizeof bad);
+        }
+    }
+}
+
 static void tables_have_names_and_rates(void **state) {
     (void)state;
     assert_string_equal(ops_host_c()->name, "host-c");
@@ -485,4 +511,5 @@ TESTING_MAIN(cmocka_unit_test(sizes_are_stated_and_bad_ones_refused),
              cmocka_unit_test(exponential_is_within_two_ulp),
              cmocka_unit_test(swiglu_is_near_double_and_equal_in_twins),
              cmocka_unit_test(swiglu_keeps_nan_and_limits), cmocka_unit_test(add_adds),
+             cmocka_unit_test(values_that_are_not_finite_are_marked),
              cmocka_unit_test(tables_have_names_and_rates))

@@ -11,15 +11,23 @@
 #include <assert.h>
 #include <string.h>
 
+/* Loops over a fixed count become vector instructions, one over a whole row does not. */
 static int row_is_finite(const float *values, uint32_t count) {
-    uint32_t bad = 0;
+    enum { LANES = 16 };
+    uint32_t bad[LANES] = {0}, any = 0, bits, i = 0;
 
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t bits;
+    for (; i + LANES <= count; i += LANES)
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            memcpy(&bits, values + i + lane, sizeof bits);
+            bad[lane] |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+    for (; i < count; i++) {
         memcpy(&bits, values + i, sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+        any |= (bits & 0x7f800000u) == 0x7f800000u;
     }
-    return !bad;
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        any |= bad[lane];
+    return !any;
 }
 
 static void note_bad(struct forward_seq *seq, uint32_t row, uint32_t layer) {
@@ -256,7 +264,9 @@ static void check(struct forward *forward, uint32_t layer, uint32_t rows) {
     device_finite(forward->device, &args);
 }
 
-static void run_layers(struct forward *forward, const struct rows *rows) {
+/* A value that is not finite stays so in its row, so looking once behind the last layer is enough;
+ * `find` looks behind every one. */
+static void run_layers(struct forward *forward, const struct rows *rows, int find) {
     struct ops_embed embed = {.table = forward->embedding,
                               .ids =
                                   (const uint32_t *)(forward->control + forward_inner_ids(forward)),
@@ -273,12 +283,13 @@ static void run_layers(struct forward *forward, const struct rows *rows) {
         add_product(forward, &weights->o, forward->attended, rows->count);
         norm(forward, forward->x, weights->ffn_norm, forward->normed, rows->count);
         feed_forward(forward, weights, rows->count);
-        check(forward, layer, rows->count);
+        if (find || layer + 1 == forward->geometry.layers)
+            check(forward, layer, rows->count);
     }
 }
 
 /* Waits for the marks of `rows` rows, and for logits when there are any. */
-static enum kv_err fetch(struct forward *forward, uint32_t rows, uint32_t logits) {
+static enum kv_err wait_for(struct forward *forward, uint32_t rows, uint32_t logits) {
     struct device_copy copies[2] = {
         {forward->bad_host, forward->control + forward_inner_bad(forward), rows * sizeof(int32_t)},
         {forward->logits_host, forward->logits,
@@ -286,6 +297,24 @@ static enum kv_err fetch(struct forward *forward, uint32_t rows, uint32_t logits
 
     return device_copy_out(forward->device, DEVICE_STEP, copies,
                            logits && forward->logits_host ? 2 : 1);
+}
+
+/* The marks of all rows, and logits when there are any. When a row is bad the step is computed once
+ * more, from the same K and V, to say which layer made it so. */
+static enum kv_err fetch(struct forward *forward, const struct rows *rows, uint32_t logits) {
+    struct device_copy clear = {forward->control + forward_inner_bad(forward),
+                                forward->control_host + forward_inner_bad(forward),
+                                rows->count * sizeof(int32_t)};
+    enum kv_err err = wait_for(forward, rows->count, logits);
+
+    for (uint32_t row = 0; err == KV_OK && row < rows->count; row++) {
+        if (forward->bad_host[row] != (int32_t)forward->geometry.layers - 1)
+            continue;
+        err = device_copy_in(forward->device, DEVICE_STEP, &clear, 1);
+        run_layers(forward, rows, 1);
+        return err == KV_OK ? wait_for(forward, rows->count, 0) : err;
+    }
+    return err;
 }
 
 /* Rows that follow each other are normalised in one go. */
@@ -316,7 +345,7 @@ static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
 
     head_norm(forward, seqs, count);
     device_matmul(forward->device, &products);
-    err = fetch(forward, rows->count, count);
+    err = fetch(forward, rows, count);
 #ifdef BREAK_DEVICE_ERROR
     err = KV_OK;
 #endif
@@ -363,7 +392,7 @@ static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs
     if (err == KV_OK && filled)
         return head_tile(forward, seqs, all, filled);
     if (err == KV_OK && !tiles) {
-        err = fetch(forward, all->count, 0);
+        err = fetch(forward, all, 0);
         if (err == KV_OK)
             apply_marks(forward, seqs, all->seqs);
     }
@@ -383,9 +412,9 @@ enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
         device_plan(forward->device, &planned);
     /* Chunks differ in their rows, so only steps of single rows come again. */
     if (rows.singles < count) {
-        run_layers(forward, &rows);
+        run_layers(forward, &rows, 0);
     } else if (device_repeat_begin(forward->device, count)) {
-        run_layers(forward, &rows);
+        run_layers(forward, &rows, 0);
         device_repeat_end(forward->device);
     }
     return give_logits(forward, seqs, &rows);
