@@ -7,6 +7,7 @@
 
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_map.h"
+#include "snapshot/snap_path.h"
 #include "snapshot/snap_spill.h"
 #include "store/store_batch.h"
 
@@ -184,24 +185,6 @@ uint32_t snap_care_owners_of(const struct snap_care_owners *owners, const void *
 
 /* --- what is left */
 
-static int uses_record(const struct record_snapshot *record, uint64_t id, const uint8_t *key,
-                       uint64_t record_id, uint32_t block) {
-    int uses = 0;
-    switch (key[0]) {
-    case 's':
-        return id == record_id;
-    case 'b':
-        return record->lineage == record_id && block < record->block_count;
-    case 'l':
-        return record->lineage == record_id;
-    default:
-        uses = record->sinks_page == record_id;
-        for (uint32_t i = 0; i < record->page_count; i++)
-            uses |= record->page_ids[i] == record_id;
-        return uses;
-    }
-}
-
 struct surviving {
     struct store *store;
     const uint8_t *key;
@@ -211,6 +194,35 @@ struct surviving {
     void *context;
     enum kv_err err;
 };
+
+/* Whether the snapshot reads a block of that lineage, or any of its blocks with UINT32_MAX: its own
+ * or one that it was cut from. A path that breaks is used as far as it goes. */
+static int reads_blocks(const struct surviving *surviving, const struct record_snapshot *record) {
+    struct record_path path = {.next = record->lineage, .first = record->block_count};
+    int reads = surviving->block == UINT32_MAX && record->lineage == surviving->id;
+    while (!reads && path.first > 0 &&
+           record_path_next(&path, snap_path_get, surviving->store, NULL) == KV_OK)
+        reads = path.lineage == surviving->id &&
+                (surviving->block == UINT32_MAX ||
+                 (surviving->block >= path.first && surviving->block < path.end));
+    return reads;
+}
+
+static int uses_record(const struct surviving *surviving, uint64_t id,
+                       const struct record_snapshot *record) {
+    int uses = record->sinks_page == surviving->id;
+    switch (surviving->key[0]) {
+    case 's':
+        return id == surviving->id;
+    case 'b':
+    case 'l':
+        return reads_blocks(surviving, record);
+    default:
+        for (uint32_t i = 0; i < record->page_count; i++)
+            uses |= record->page_ids[i] == surviving->id;
+        return uses;
+    }
+}
 
 static void follow_survivors(void *context, const char *session) {
     struct surviving *surviving = context;
@@ -224,7 +236,7 @@ static void follow_survivors(void *context, const char *session) {
             surviving->err = err;
         if (err != KV_OK)
             return;
-        if (!uses_record(&record, at, surviving->key, surviving->id, surviving->block))
+        if (!uses_record(surviving, at, &record))
             surviving->each(surviving->context, session, &record);
         at = record.parent;
     }
@@ -237,6 +249,8 @@ enum kv_err snap_care_survivors(const struct snap_care_owners *owners, struct st
     uint8_t kind = 0;
     if (!snap_map_key(key, key_bytes, &kind, &surviving.id, &surviving.block))
         return KV_OK;
+    if (kind == 'l')
+        surviving.block = UINT32_MAX;
     (void)snap_care_owners_of(owners, key, key_bytes, follow_survivors, &surviving);
     return surviving.err;
 }

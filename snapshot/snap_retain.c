@@ -321,6 +321,9 @@ enum kv_err snap_retain_expire(struct store *store, const char *name, int may_ex
     enum kv_err err = session_check_name(name, diag);
     if (err == KV_OK)
         err = snap_gc_name(store, name, &record, diag);
+    if (err == KV_OK && may_expire && record.pinned)
+        err =
+            kv_diag_set(diag, KV_ERR_BUSY, "session %s is pinned and stays: unpin it first", name);
     if (err != KV_OK || record.may_expire == may_expire)
         return err;
     record.may_expire = may_expire != 0;

@@ -58,7 +58,7 @@ enum kv_err snap_retain_make_room(const struct snap_retain_args *args, struct sn
                                   int *changed_out, struct kv_diag *diag);
 
 /* Allows (or forbids again) that the session goes whole when the budget is reached. A later save
- * forbids it again. NOT_FOUND. */
+ * forbids it again. NOT_FOUND, BUSY (pinned). */
 enum kv_err snap_retain_expire(struct store *store, const char *name, int may_expire,
                                struct kv_diag *diag);
 

@@ -222,6 +222,42 @@ static void a_reached_budget_is_refused_or_gives_way(void **state) {
     cli_good(cli);
 }
 
+static char *list_of(struct cli *cli) {
+    cli_call(cli, "ls", "--json", NULL);
+    cli_good(cli);
+    return strdup(cli->out);
+}
+
+/* CASE-07: ten sessions, each program call a restart: all are found, usage is what the disk says,
+ * and an index made anew gives the same list. */
+static void ten_sessions_outlive_their_index(void **state) {
+    struct cli *cli = *state;
+    char name[16];
+    for (int i = 0; i < 10; i++) {
+        snprintf(name, sizeof name, "s%d", i);
+        cli_call(cli, "run", name, "-p", "hello there", "-n", "4", NULL);
+        cli_good(cli);
+    }
+    char *before = list_of(cli);
+    cli_call(cli, "stats", "--json", NULL);
+    double used = cli_number(cli, "segment_bytes") + cli_number(cli, "index_bytes");
+    double disk = (double)support_store_disk_bytes(cli->store);
+    /* FORMAT, LOCK, the index's lock file and folders beside it. */
+    if (disk < used || disk > used + (64 << 10))
+        fail_msg("stats say %.0f bytes, the disk %.0f", used, disk);
+    support_store_remove_index(cli->store);
+    char *after = list_of(cli);
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    for (int i = 0; i < 10; i++) {
+        snprintf(name, sizeof name, "s%d", i);
+        cli_call(cli, "restore", name, "--json", NULL);
+        cli_good(cli);
+        assert_true(cli_number(cli, "receipt.tokens_reused") > 0);
+    }
+}
+
 /* fsck and stats count the same records; one session is one session. */
 static void counts_agree(void **state) {
     struct cli *cli = *state;
@@ -266,4 +302,5 @@ static void a_damaged_index_is_rebuilt_on_request(void **state) {
 
 TESTING_MAIN(TEST(gc_frees_and_says_so), TEST(fsck_and_scrub_name_the_session),
              TEST(a_damaged_index_is_rebuilt_on_request), TEST(a_refinement_plane_is_given_up),
-             TEST(a_reached_budget_is_refused_or_gives_way), TEST(counts_agree))
+             TEST(a_reached_budget_is_refused_or_gives_way), TEST(counts_agree),
+             TEST(ten_sessions_outlive_their_index))

@@ -11,6 +11,7 @@
 
 #include "snapshot/snap_care.h"
 #include "snapshot/snap_lower.h"
+#include "snapshot/snap_tree.h"
 #include "store/store_fsck.h"
 #include "tests/support_life.h"
 #include "tests/support_store.h"
@@ -328,6 +329,76 @@ static void expire_lets_a_whole_session_go(void **state) {
     life_close(&life);
 }
 
+/* A fork shares its parent's blocks: they are given up once, for both, and both are proven. What is
+ * pinned, or tagged, stays. */
+static void forks_give_up_together(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    options.bytes_max = 24 << 20;
+    options.limited = 1;
+    life_open(&options, &life);
+    make_asleep(&life, "parent", 1);
+    make_asleep(&life, "pinned", 2);
+    const struct snap_tree tree = {life.store, kv_alloc_system(), kv_clock_system()};
+    const struct snap_tree_place place = {"parent", NULL};
+    assert_int_equal(snap_tree_fork(&tree, &place, "child", &diag), KV_OK);
+    assert_int_equal(snap_tree_pin(&tree, "pinned", 1, &diag), KV_OK);
+    assert_int_equal(snap_retain_expire(life.store, "pinned", 1, &diag), KV_ERR_BUSY);
+    struct session *session = life_wake(&life, "child", NULL);
+    life_say(session, 5, 600, 2, NULL);
+    life_sleep(&life, session);
+    struct snap_retain_sum sum = give_up(&life, UINT64_MAX, 1);
+    assert_int_equal(sum.lowered, 6); /* three planes of two lineages */
+    assert_int_equal(entry_of(&life, "pinned").dropped, 0);
+    assert_true(entry_of(&life, "child").lowered_blocks ==
+                entry_of(&life, "child").head.block_count);
+    all_is_sound(&life);
+    session_drop(life_wake(&life, "parent", &receipt));
+    assert_true(receipt.degraded_blocks > 0);
+    session_drop(life_wake(&life, "child", &receipt));
+    assert_true(receipt.degraded_blocks > 0);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    session_drop(life_wake(&life, "pinned", &receipt));
+    assert_int_equal(receipt.degraded_blocks, 0);
+    life_close(&life);
+}
+
+/* CASE-24: what fails to wake does not count as used: the order of giving up is by saves alone. */
+static void a_failed_wake_is_no_use(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct store_extent extent;
+    struct kv_diag diag = {""};
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    make_asleep(&life, "old", 1);
+    make_asleep(&life, "young", 2);
+    struct record_snapshot head = life_head(&life, "old", NULL);
+    struct record_key key = record_key_page(head.page_ids[0]);
+    life_extent(&life, &key, LAYOUT_PAGE, &extent);
+    uint64_t used_ns = entry_of(&life, "old").used_ns;
+    uint8_t *bytes = malloc(extent.stored_bytes);
+    assert_non_null(bytes);
+    life_disk(dir, &extent, bytes, 0);
+    bytes[0] ^= 1;
+    life_disk(dir, &extent, bytes, 1);
+    for (int i = 0; i < 3; i++)
+        life_refuse(&life, "old", KV_ERR_CORRUPT, &diag);
+    free(bytes);
+    assert_int_equal(entry_of(&life, "old").used_ns, used_ns);
+    (void)give_up(&life, 0, 1); /* without a budget one thing goes at a time */
+    assert_int_equal(entry_of(&life, "old").dropped, 1u << LAYOUT_KL);
+    assert_int_equal(entry_of(&life, "young").dropped, 0);
+    life_close(&life);
+}
+
 static void flip(const char *dir, const struct store_extent *extent) {
     uint8_t *bytes = malloc(extent->stored_bytes);
     assert_non_null(bytes);
@@ -398,4 +469,5 @@ TESTING_MAIN(cmocka_unit_test(a_degraded_session_is_proven_at_its_floor),
              cmocka_unit_test(the_order_is_kept),
              cmocka_unit_test(a_full_budget_gives_way_with_permission),
              cmocka_unit_test(expire_lets_a_whole_session_go),
+             cmocka_unit_test(forks_give_up_together), cmocka_unit_test(a_failed_wake_is_no_use),
              cmocka_unit_test(a_bad_refinement_plane_is_given_up))

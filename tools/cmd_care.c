@@ -379,8 +379,9 @@ static void on_survivor(void *context, const char *session, const struct record_
     struct survivors *survivors = context;
     char when[TEXT_SHORT_BYTES];
     int length = snprintf(survivors->text + survivors->used, survivors->room - survivors->used,
-                          "%s%s at token %" PRIu64 " of %s UTC", survivors->used != 0 ? ", " : "",
-                          session, record->n, text_when(record->created_ns, when));
+                          "%s%s%s%s at token %" PRIu64 " of %s UTC",
+                          survivors->used != 0 ? ", " : "", session, record->tag[0] != 0 ? "@" : "",
+                          record->tag, record->n, text_when(record->created_ns, when));
     if (length > 0 && survivors->used + (size_t)length < survivors->room)
         survivors->used += (size_t)length;
 }
