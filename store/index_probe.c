@@ -5,8 +5,11 @@
  */
 #include "store/index_probe.h"
 
+#include "store/base/alloc.h"
+
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -71,7 +74,8 @@ enum kv_err index_probe_run(index_probe_work work, void *context, uint64_t deadl
                             int *ran_out, struct kv_diag *diag) {
     int ends[2];
     *ran_out = 0;
-    if (thread_count() != 1 || pipe(ends) != 0)
+    int alone = thread_count() == 1;
+    if (pipe2(ends, O_CLOEXEC) != 0)
         return KV_OK;
     pid_t parent = getpid();
     pid_t child = fork();
@@ -96,6 +100,8 @@ enum kv_err index_probe_run(index_probe_work work, void *context, uint64_t deadl
 #ifdef BREAK_PROBE
     return KV_OK;
 #endif
+    if (end == HUNG && !alone)
+        return KV_OK;
     if (end == HUNG)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "index: walking it does not come to an end");
     if (end == DIED)
@@ -140,5 +146,6 @@ enum kv_err index_probe(const struct index_options *options, uint64_t deadline_n
     struct index_options reading = *options;
     int ran = 0;
     reading.mode = INDEX_READ;
+    reading.alloc = kv_alloc_system();
     return index_probe_run(walk, &reading, deadline_ns, &ran, diag);
 }

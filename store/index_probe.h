@@ -6,10 +6,11 @@
  * without a child; mending (rebuild.c).
  *
  * LMDB believes what it maps: damage that no check has thought of ends the process. A child takes
- * that blow. A process that has threads already is not forked, because the child could inherit a
- * lock that nobody will open; it relies on the walk of the pages alone.
+ * that blow. It takes memory from the system's allocator, whose locks survive a fork, and no other
+ * lock of the process. Where other threads run, a child that hangs is all the same no sign of
+ * damage: it could have inherited a lock, and the walk of the pages has to do.
  *
- * Threads: one at a time, and only while the process has one thread.
+ * Threads: any one at a time.
  * Units: nanoseconds.
  */
 #ifndef STORE_INDEX_PROBE_H
@@ -24,7 +25,7 @@ enum kv_err index_probe(const struct index_options *options, uint64_t deadline_n
 
 /* The child's work; what it returns and says is the result. */
 typedef enum kv_err (*index_probe_work)(void *context, struct kv_diag *diag);
-/* *ran_out 0: the process has threads or cannot fork, and nothing was tried. */
+/* *ran_out 0: the process cannot fork, and nothing was tried. */
 enum kv_err index_probe_run(index_probe_work work, void *context, uint64_t deadline_ns,
                             int *ran_out, struct kv_diag *diag);
 

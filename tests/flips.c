@@ -1,9 +1,9 @@
 /* tests/flips.c - single bits turned in the store, one at a time.
  *
- * Responsible for: every flip over the segments is found, by a wake (in a batch record: by the
- * rebuild that would read it), by fsck and by scrub, names the session that it touches and leaves
- * the others alone; a flip over the index gives no wrong answer and loses nothing, whether the
- * bytes were in use or not; a write that lands in a wrong place is found like a flip.
+ * Responsible for: CASE-13: every flip over the segments is found, by a wake (in a batch record: by
+ * the rebuild that would read it), by fsck and by scrub, names the session that it touches and
+ * leaves the others alone; a flip over the index gives no wrong answer and loses nothing, whether
+ * the bytes were in use or not; a write that lands in a wrong place is found like a flip.
  * Not responsible for: the words of a report (test_store_fsck.c).
  *
  * An argument n flips n bits of each (100 without one). Digest checking off in restore or in the

@@ -4,7 +4,7 @@
  * gc beside open sessions, a second writer, what the byte budget makes go, reopen) recorded once;
  * the power cut behind every change, sync and index commit under eight policies for what was not
  * synced; the n-th failing change, index call and allocation until a run passes clean. After each:
- * the numbered invariants, fsck, and every acknowledged session, bit for bit. All of it through
+ * the numbered invariants, fsck, and every acknowledged session, bit for bit (CASE-17). All through
  * both doors.
  * Not responsible for: random lives (sim.c), real kills (kill_save.c).
  *

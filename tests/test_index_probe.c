@@ -12,7 +12,9 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,6 +44,18 @@ static enum kv_err hangs(void *context, struct kv_diag *diag) {
     return KV_OK;
 }
 
+/* Fails unless all of it could be taken. */
+static enum kv_err takes_memory(void *context, struct kv_diag *diag) {
+    (void)context;
+    for (size_t size = 1; size < 1 << 20; size *= 3) {
+        void *memory = malloc(size);
+        if (memory == NULL)
+            return kv_diag_set(diag, KV_ERR_NOMEM, "no memory");
+        free(memory);
+    }
+    return KV_OK;
+}
+
 static void every_end_is_told(void **state) {
     (void)state;
     static const int signals[3] = {SIGSEGV, SIGBUS, SIGABRT};
@@ -66,25 +80,58 @@ static void every_end_is_told(void **state) {
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left */
 }
 
-static void *wait_for_end(void *context) {
-    pthread_mutex_lock(context);
-    pthread_mutex_unlock(context);
+struct busy {
+    pthread_t thread;
+    atomic_int stop;
+};
+
+/* Takes and gives back memory without end: whoever forks meanwhile meets its locks. */
+static void *be_busy(void *context) {
+    struct busy *busy = context;
+    for (size_t size = 1; !atomic_load(&busy->stop); size = size % 100000 + 977) {
+        char *memory = malloc(size);
+        char text[64];
+        if (memory != NULL)
+            memory[0] = (char)snprintf(text, sizeof text, "%zu", size);
+        free(memory);
+    }
     return NULL;
 }
 
-static void threads_are_not_forked(void **state) {
+/* A process with threads forks as well: its child dies for it, walks, and does not hang. */
+static void threads_do_not_matter(void **state) {
     (void)state;
-    pthread_mutex_t hold = PTHREAD_MUTEX_INITIALIZER;
-    pthread_t thread;
+    enum { BUSY = 3 };
+    struct busy busy[BUSY];
     struct kv_diag diag = {""};
-    int number = SIGSEGV;
-    int ran = 1;
-    pthread_mutex_lock(&hold);
-    assert_int_equal(pthread_create(&thread, NULL, wait_for_end, &hold), 0);
-    assert_int_equal(index_probe_run(dies, &number, 10000000000u, &ran, &diag), KV_OK);
-    assert_int_equal(ran, 0);
-    pthread_mutex_unlock(&hold);
-    pthread_join(thread, NULL);
+    char dir[TESTING_PATH_BYTES];
+    int number = SIGSEGV, ran = 0;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    assert_int_equal(support_store_commit(store, 0, 20, 1, NULL), KV_OK);
+    store_close(store);
+    for (int i = 0; i < BUSY; i++) {
+        atomic_init(&busy[i].stop, 0);
+        assert_int_equal(pthread_create(&busy[i].thread, NULL, be_busy, &busy[i]), 0);
+    }
+    assert_int_equal(index_probe_run(dies, &number, 10000000000u, &ran, &diag), KV_ERR_CORRUPT);
+    assert_int_equal(ran, 1);
+    for (int i = 0; i < 100; i++) {
+        ran = 0;
+        assert_int_equal(index_probe_run(takes_memory, NULL, 10000000000u, &ran, &diag), KV_OK);
+        assert_int_equal(ran, 1);
+    }
+    options.read_only = 1;
+    for (int i = 0; i < 20; i++)
+        store_close(support_store_open(&options));
+    /* No answer is no damage here. */
+    assert_int_equal(index_probe_run(hangs, NULL, 20000000u, &ran, &diag), KV_OK);
+    for (int i = 0; i < BUSY; i++) {
+        atomic_store(&busy[i].stop, 1);
+        pthread_join(busy[i].thread, NULL);
+    }
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 }
 
 /* The store opens as before, and a child that walks it leaves no reader slot behind. */
@@ -113,5 +160,5 @@ static void a_store_is_walked_at_open(void **state) {
     store_close(store);
 }
 
-TESTING_MAIN(cmocka_unit_test(every_end_is_told), cmocka_unit_test(threads_are_not_forked),
+TESTING_MAIN(cmocka_unit_test(every_end_is_told), cmocka_unit_test(threads_do_not_matter),
              cmocka_unit_test(a_store_is_walked_at_open))
