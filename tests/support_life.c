@@ -132,6 +132,24 @@ void life_close(struct life *life) {
     memset(life, 0, sizeof *life);
 }
 
+void life_rig_open(struct life_rig *rig) {
+    testing_temp_dir(rig->dir);
+    rig->faulty = faulty_io_make(io_best_door());
+    rig->options = life_default(rig->dir);
+    rig->options.door = faulty_io_door(rig->faulty);
+    life_open(&rig->options, &rig->life);
+}
+
+void life_rig_close(struct life_rig *rig) {
+    life_close(&rig->life);
+    faulty_io_drop(rig->faulty);
+}
+
+void life_rig_reopen(struct life_rig *rig) {
+    life_close(&rig->life);
+    life_open(&rig->options, &rig->life);
+}
+
 struct session *life_session(struct life *life, const char *name, enum image_recipe recipe) {
     struct session_settings settings = support_engine_greedy(name, recipe);
     struct session *session = NULL;

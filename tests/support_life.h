@@ -18,6 +18,7 @@
 #include "store/store.h"
 #include "tests/support_engine.h"
 #include "tests/support_faulty_io.h"
+#include "tests/testing.h"
 
 struct life_options {
     const char *dir;
@@ -44,6 +45,17 @@ struct life {
 
 /* Poisoned free slots, shuffled order, queue of 64. */
 struct life_options life_default(const char *dir);
+
+/* A life in a folder of its own behind a door that can fail. */
+struct life_rig {
+    char dir[TESTING_PATH_BYTES];
+    struct faulty_io *faulty;
+    struct life_options options;
+    struct life life;
+};
+void life_rig_open(struct life_rig *rig);
+void life_rig_close(struct life_rig *rig);
+void life_rig_reopen(struct life_rig *rig); /* with its options as they are now */
 /* Fails the test on an error. */
 void life_open(const struct life_options *options, struct life *life_out);
 /* In order: snapshot, store, engine, whose slots a late read may still write. */

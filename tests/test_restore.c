@@ -15,38 +15,30 @@
 #include <string.h>
 
 struct fixture {
-    char dir[TESTING_PATH_BYTES];
-    struct faulty_io *faulty;
-    struct life_options options;
-    struct life life;
+    struct life_rig rig;
     struct record_snapshot head;
     uint64_t snapshot;
 };
 
 /* One sleeping session "chat" with blocks at K8V4, K6V4 and K6V3, and a page that is not full. */
 static void open_fixture(struct fixture *f) {
-    testing_temp_dir(f->dir);
-    f->faulty = faulty_io_make(io_best_door());
-    f->options = life_default(f->dir);
-    f->options.door = faulty_io_door(f->faulty);
-    life_open(&f->options, &f->life);
-    struct session *session = life_session(&f->life, "chat", IMAGE_RECIPE_V3);
+    life_rig_open(&f->rig);
+    struct session *session = life_session(&f->rig.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 64 + 256 * 6 + 30, 3, NULL);
-    life_sleep(&f->life, session);
-    f->head = life_head(&f->life, "chat", &f->snapshot);
+    life_sleep(&f->rig.life, session);
+    f->head = life_head(&f->rig.life, "chat", &f->snapshot);
 }
 
 static void close_fixture(struct fixture *f) {
-    life_close(&f->life);
-    faulty_io_drop(f->faulty);
+    life_rig_close(&f->rig);
 }
 
 static void refuse(struct fixture *f, enum kv_err expected, const char *word) {
     struct kv_diag diag = {""};
     struct engine_slots before, after;
-    engine_slots(f->life.engine, &before);
-    life_refuse(&f->life, "chat", expected, &diag);
-    engine_slots(f->life.engine, &after);
+    engine_slots(f->rig.life.engine, &before);
+    life_refuse(&f->rig.life, "chat", expected, &diag);
+    engine_slots(f->rig.life.engine, &after);
     if (strstr(diag.text, word) == NULL || strstr(diag.text, "chat") == NULL)
         fail_msg("'%s' or the session is not named in: %s", word, diag.text);
     assert_int_equal(before.free, after.free);
@@ -76,7 +68,7 @@ static void a_missing_stream_is_named(void **state) {
         open_fixture(&f);
         struct drop drop = {(uint8_t)streams[i]};
         struct record_key key = record_key_block(f.head.lineage, 1);
-        life_rewrite(&f.life, &key, drop_kind, &drop);
+        life_rewrite(&f.rig.life, &key, drop_kind, &drop);
         refuse(&f, KV_ERR_CORRUPT, layout_stream_name(streams[i]));
         close_fixture(&f);
     }
@@ -91,7 +83,7 @@ static void a_missing_record_is_named(void **state) {
         struct record_key keys[] = {
             record_key_block(f.head.lineage, 2), record_key_page(f.head.sinks_page),
             record_key_page(f.head.page_ids[1]), record_key_snapshot(f.snapshot)};
-        life_delete(&f.life, &keys[i]);
+        life_delete(&f.rig.life, &keys[i]);
         refuse(&f, KV_ERR_CORRUPT, words[i]);
         close_fixture(&f);
     }
@@ -102,7 +94,8 @@ static uint8_t *image_bytes(struct fixture *f, size_t *size_out) {
     struct image image;
     struct kv_diag diag = {""};
     uint8_t *bytes = NULL;
-    assert_int_equal(restore_image(f->life.store, kv_alloc_system(), "chat", &image, &diag), KV_OK);
+    assert_int_equal(restore_image(f->rig.life.store, kv_alloc_system(), "chat", &image, &diag),
+                     KV_OK);
     assert_int_equal(image_encode(&image, kv_alloc_system(), &bytes, size_out, &diag), KV_OK);
     image_release(&image, kv_alloc_system());
     return bytes;
@@ -127,14 +120,14 @@ static void a_missing_part_of_the_image_is_named(void **state) {
         memcpy(cut, whole, at);
         memcpy(cut + at, whole + at + part, size - at - part);
         struct kv_digest root = image_root(cut, size - part);
-        life_replace_image(&f.life, f.snapshot, cut, size - part, &root);
+        life_replace_image(&f.rig.life, f.snapshot, cut, size - part, &root);
         refuse(&f, KV_ERR_CORRUPT, names[i]);
         at += part;
     }
     assert_int_equal(at, size);
     struct kv_digest root = image_root(whole, size);
-    life_replace_image(&f.life, f.snapshot, whole, size, &root);
-    life_wake(&f.life, "chat", NULL);
+    life_replace_image(&f.rig.life, f.snapshot, whole, size, &root);
+    life_wake(&f.rig.life, "chat", NULL);
     free(cut);
     kv_alloc_release(kv_alloc_system(), whole);
     close_fixture(&f);
@@ -151,8 +144,8 @@ static void cuts_and_absurd_numbers_are_refused(void **state) {
     uint8_t *whole = image_bytes(&f, &size);
     for (size_t end = 1; end < size; end += 1 + size / 61) {
         struct kv_digest root = image_root(whole, end);
-        life_replace_image(&f.life, f.snapshot, whole, end, &root);
-        life_refuse(&f.life, "chat", KV_ERR_CORRUPT, &diag);
+        life_replace_image(&f.rig.life, f.snapshot, whole, end, &root);
+        life_refuse(&f.rig.life, "chat", KV_ERR_CORRUPT, &diag);
     }
     size_t at = 12;
     for (int part = 0; part < 15; part++) {
@@ -160,8 +153,8 @@ static void cuts_and_absurd_numbers_are_refused(void **state) {
         for (size_t v = 0; v < sizeof values / sizeof values[0]; v++) {
             kv_put_u64(whole + at + 4, values[v]);
             struct kv_digest root = image_root(whole, size);
-            life_replace_image(&f.life, f.snapshot, whole, size, &root);
-            life_refuse(&f.life, "chat", KV_ERR_CORRUPT, &diag);
+            life_replace_image(&f.rig.life, f.snapshot, whole, size, &root);
+            life_refuse(&f.rig.life, "chat", KV_ERR_CORRUPT, &diag);
         }
         kv_put_u64(whole + at + 4, length);
         at += 12 + (size_t)length;
@@ -169,7 +162,7 @@ static void cuts_and_absurd_numbers_are_refused(void **state) {
     /* Without a root that agrees nothing of it is even looked at. */
     struct kv_digest root = image_root(whole, size);
     whole[size / 2] ^= 1;
-    life_replace_image(&f.life, f.snapshot, whole, size, &root);
+    life_replace_image(&f.rig.life, f.snapshot, whole, size, &root);
     refuse(&f, KV_ERR_CORRUPT, "root");
     kv_alloc_release(kv_alloc_system(), whole);
     close_fixture(&f);
@@ -195,12 +188,12 @@ static void foreign_records_are_refused(void **state) {
     struct fixture f;
     open_fixture(&f);
     struct record_key key = record_key_block(f.head.lineage, 0);
-    life_rewrite(&f.life, &key, other_position, NULL);
+    life_rewrite(&f.rig.life, &key, other_position, NULL);
     refuse(&f, KV_ERR_CORRUPT, "block 0");
     close_fixture(&f);
     open_fixture(&f);
     key = record_key_block(f.head.lineage, 3);
-    life_rewrite(&f.life, &key, newer_version, NULL);
+    life_rewrite(&f.rig.life, &key, newer_version, NULL);
     refuse(&f, KV_ERR_VERSION, "needs version 9");
     close_fixture(&f);
 }
@@ -211,15 +204,15 @@ static void another_sessions_block_breaks_the_chain(void **state) {
     (void)state;
     struct fixture f;
     open_fixture(&f);
-    struct session *other = life_session(&f.life, "other", IMAGE_RECIPE_V3);
+    struct session *other = life_session(&f.rig.life, "other", IMAGE_RECIPE_V3);
     life_say(other, 77, 900, 2, NULL);
-    life_sleep(&f.life, other);
-    struct record_snapshot head = life_head(&f.life, "other", NULL);
+    life_sleep(&f.rig.life, other);
+    struct record_snapshot head = life_head(&f.rig.life, "other", NULL);
     struct record_key mine = record_key_block(f.head.lineage, 1);
     struct record_key theirs = record_key_block(head.lineage, 1);
-    life_copy(&f.life, &theirs, &mine);
+    life_copy(&f.rig.life, &theirs, &mine);
     refuse(&f, KV_ERR_CORRUPT, "chain");
-    life_wake(&f.life, "other", NULL);
+    life_wake(&f.rig.life, "other", NULL);
     close_fixture(&f);
 }
 
@@ -235,15 +228,15 @@ static void a_flipped_byte_harms_nobody(void **state) {
     struct life_turn kept, after;
     struct store_extent extent;
     open_fixture(&f);
-    struct session *near = life_session(&f.life, "near", IMAGE_RECIPE_V3);
+    struct session *near = life_session(&f.rig.life, "near", IMAGE_RECIPE_V3);
     life_say(near, 5, 1000, 2, NULL);
     struct record_key key = record_key_block(f.head.lineage, f.head.block_count - 1);
-    life_extent(&f.life, &key, LAYOUT_KL, &extent);
+    life_extent(&f.rig.life, &key, LAYOUT_KL, &extent);
     uint8_t *bytes = malloc(extent.stored_bytes);
     assert_non_null(bytes);
-    life_disk(f.dir, &extent, bytes, 0);
+    life_disk(f.rig.dir, &extent, bytes, 0);
     bytes[extent.stored_bytes - 1] ^= 0x10;
-    life_disk(f.dir, &extent, bytes, 1);
+    life_disk(f.rig.dir, &extent, bytes, 1);
     struct kv_digest before = life_resident(near);
     refuse(&f, KV_ERR_CORRUPT, "stream KL");
     struct kv_digest resident = life_resident(near);
@@ -260,16 +253,17 @@ static void a_flipped_byte_harms_nobody(void **state) {
     life_close(&control);
     struct restore_check check;
     struct kv_diag diag = {""};
-    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag),
+    assert_int_equal(restore_verify(f.rig.life.store, kv_alloc_system(), "chat", &check, &diag),
                      KV_ERR_CORRUPT);
     assert_non_null(strstr(diag.text, "chat"));
     bytes[extent.stored_bytes - 1] ^= 0x10;
-    life_disk(f.dir, &extent, bytes, 1);
-    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag), KV_OK);
+    life_disk(f.rig.dir, &extent, bytes, 1);
+    assert_int_equal(restore_verify(f.rig.life.store, kv_alloc_system(), "chat", &check, &diag),
+                     KV_OK);
     assert_int_equal(check.blocks, f.head.block_count);
     assert_int_equal(check.extents, 1 + check.pages + 8 * check.blocks);
     struct receipt receipt;
-    life_wake(&f.life, "chat", &receipt);
+    life_wake(&f.rig.life, "chat", &receipt);
     assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
     free(bytes);
     close_fixture(&f);
@@ -288,27 +282,28 @@ static void damage_anywhere_is_found(void **state) {
                                 record_key_block(f.head.lineage, 4)};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         struct store_record record;
-        assert_int_equal(store_get(f.life.store, keys[i].bytes, keys[i].size, &record, NULL),
+        assert_int_equal(store_get(f.rig.life.store, keys[i].bytes, keys[i].size, &record, NULL),
                          KV_OK);
         for (uint32_t e = 0; e < record.extent_count; e++) {
             const struct store_extent *extent = &record.extents[e];
             uint8_t *bytes = malloc(extent->stored_bytes);
             assert_non_null(bytes);
-            life_disk(f.dir, extent, bytes, 0);
+            life_disk(f.rig.dir, extent, bytes, 0);
             size_t at = testing_random_below(&random, extent->stored_bytes);
             uint8_t bit = (uint8_t)(1u << testing_random_below(&random, 8));
             bytes[at] ^= bit;
-            life_disk(f.dir, extent, bytes, 1);
+            life_disk(f.rig.dir, extent, bytes, 1);
             struct restore_check check;
             struct kv_diag diag = {""};
-            assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag),
-                             KV_ERR_CORRUPT);
+            assert_int_equal(
+                restore_verify(f.rig.life.store, kv_alloc_system(), "chat", &check, &diag),
+                KV_ERR_CORRUPT);
             /* A wake reads what its tiers need, and refuses if this is among them. */
             struct session *session = NULL;
             struct receipt receipt;
             const struct restore_options options = {0};
             enum kv_err err =
-                restore_wake(&f.life.source, "chat", &options, &session, &receipt, &diag);
+                restore_wake(&f.rig.life.source, "chat", &options, &session, &receipt, &diag);
             if (err == KV_OK) {
                 enum layout_stream kind = extent->kind;
                 assert_true(kind == LAYOUT_KL || kind == LAYOUT_VR2 || kind == LAYOUT_VR1);
@@ -317,12 +312,12 @@ static void damage_anywhere_is_found(void **state) {
                 assert_int_equal(err, KV_ERR_CORRUPT);
             }
             bytes[at] ^= bit;
-            life_disk(f.dir, extent, bytes, 1);
+            life_disk(f.rig.dir, extent, bytes, 1);
             free(bytes);
         }
-        store_record_release(f.life.store, &record);
+        store_record_release(f.rig.life.store, &record);
     }
-    life_wake(&f.life, "chat", NULL);
+    life_wake(&f.rig.life, "chat", NULL);
     close_fixture(&f);
 }
 
@@ -335,23 +330,24 @@ static void damage_in_an_older_snapshot_is_found(void **state) {
     struct restore_check check;
     struct kv_diag diag = {""};
     open_fixture(&f);
-    struct session *session = life_wake(&f.life, "chat", NULL);
-    life_save(&f.life, session, 1);
-    struct record_snapshot kept = life_head(&f.life, "chat", NULL);
+    struct session *session = life_wake(&f.rig.life, "chat", NULL);
+    life_save(&f.rig.life, session, 1);
+    struct record_snapshot kept = life_head(&f.rig.life, "chat", NULL);
     life_say(session, 2, 256 * 3, 2, NULL);
-    life_save(&f.life, session, 0);
-    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag), KV_OK);
+    life_save(&f.rig.life, session, 0);
+    assert_int_equal(restore_verify(f.rig.life.store, kv_alloc_system(), "chat", &check, &diag),
+                     KV_OK);
     assert_int_equal(check.snapshots, 2);
-    struct record_snapshot head = life_head(&f.life, "chat", NULL);
+    struct record_snapshot head = life_head(&f.rig.life, "chat", NULL);
     assert_int_equal(check.blocks, head.block_count);
     struct record_key key = record_key_page(kept.page_ids[kept.page_count - 1]);
-    life_extent(&f.life, &key, LAYOUT_PAGE, &extent);
+    life_extent(&f.rig.life, &key, LAYOUT_PAGE, &extent);
     uint8_t *bytes = malloc(extent.stored_bytes);
     assert_non_null(bytes);
-    life_disk(f.dir, &extent, bytes, 0);
+    life_disk(f.rig.dir, &extent, bytes, 0);
     bytes[extent.stored_bytes / 2] ^= 4;
-    life_disk(f.dir, &extent, bytes, 1);
-    assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag),
+    life_disk(f.rig.dir, &extent, bytes, 1);
+    assert_int_equal(restore_verify(f.rig.life.store, kv_alloc_system(), "chat", &check, &diag),
                      KV_ERR_CORRUPT);
     assert_non_null(strstr(diag.text, "older snapshot"));
     free(bytes);
@@ -364,11 +360,11 @@ static void another_layer_count_names_both(void **state) {
     (void)state;
     struct fixture f;
     open_fixture(&f);
-    life_close(&f.life);
-    f.options.model_layers = 3;
-    life_open(&f.options, &f.life);
+    life_close(&f.rig.life);
+    f.rig.options.model_layers = 3;
+    life_open(&f.rig.options, &f.rig.life);
     refuse(&f, KV_ERR_MISMATCH, "layer count 2, this model has 3");
-    struct session *other = life_session(&f.life, "other", IMAGE_RECIPE_V3);
+    struct session *other = life_session(&f.rig.life, "other", IMAGE_RECIPE_V3);
     life_say(other, 1, 100, 4, NULL);
     close_fixture(&f);
 }
@@ -377,14 +373,14 @@ static void other_weights_are_refused(void **state) {
     (void)state;
     struct fixture f;
     open_fixture(&f);
-    life_close(&f.life);
-    f.options.change_tensor_byte = 1;
-    life_open(&f.options, &f.life);
+    life_close(&f.rig.life);
+    f.rig.options.change_tensor_byte = 1;
+    life_open(&f.rig.options, &f.rig.life);
     refuse(&f, KV_ERR_MISMATCH, "weights");
-    life_close(&f.life);
-    f.options.change_tensor_byte = 0;
-    life_open(&f.options, &f.life);
-    life_wake(&f.life, "chat", NULL);
+    life_close(&f.rig.life);
+    f.rig.options.change_tensor_byte = 0;
+    life_open(&f.rig.options, &f.rig.life);
+    life_wake(&f.rig.life, "chat", NULL);
     close_fixture(&f);
 }
 
@@ -394,7 +390,7 @@ static void other_weights_are_refused(void **state) {
 static void plant_unanswered(struct fixture *f, int asked_now) {
     struct kv_diag diag = {""};
     struct session_info info;
-    struct session *session = life_wake(&f->life, "chat", NULL);
+    struct session *session = life_wake(&f->rig.life, "chat", NULL);
     session_info(session, &info);
     struct image_needle needle = {.key = "key",
                                   .ask = "What is it?",
@@ -406,7 +402,7 @@ static void plant_unanswered(struct fixture *f, int asked_now) {
                                   .passed = 1,
                                   .asked_n_kv = asked_now ? info.n_kv : info.n_kv - 1};
     assert_int_equal(transfer_add_needle(session, &needle, &diag), KV_OK);
-    life_save(&f->life, session, 0);
+    life_save(&f->rig.life, session, 0);
     session_drop(session);
 }
 
@@ -422,7 +418,7 @@ static void an_unanswered_needle_drops_the_session(void **state) {
     /* Without needles the fingerprint alone is asked, and the receipt says so. */
     const struct restore_options options = {.skip_needles = 1};
     struct receipt receipt;
-    assert_int_equal(restore_wake(&f.life.source, "chat", &options, &session, &receipt, &diag),
+    assert_int_equal(restore_wake(&f.rig.life.source, "chat", &options, &session, &receipt, &diag),
                      KV_OK);
     assert_int_equal(receipt.needles_recorded, 1);
     assert_int_equal(receipt.needles_kept, 1);
@@ -441,7 +437,7 @@ static void a_needle_outgrown_by_the_session_does_not_lock_it_away(void **state)
     const struct restore_options options = {0};
     open_fixture(&f);
     plant_unanswered(&f, 0);
-    enum kv_err err = restore_wake(&f.life.source, "chat", &options, &session, &receipt, &diag);
+    enum kv_err err = restore_wake(&f.rig.life.source, "chat", &options, &session, &receipt, &diag);
     if (err != KV_OK)
         fail_msg("%s", diag.text);
     assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
@@ -460,11 +456,12 @@ static void another_fingerprint_drops_the_session(void **state) {
     uint8_t *bytes = NULL;
     size_t size;
     open_fixture(&f);
-    assert_int_equal(restore_image(f.life.store, kv_alloc_system(), "chat", &image, &diag), KV_OK);
+    assert_int_equal(restore_image(f.rig.life.store, kv_alloc_system(), "chat", &image, &diag),
+                     KV_OK);
     image.fingerprint.logits.bytes[0] ^= 1;
     assert_int_equal(image_encode(&image, kv_alloc_system(), &bytes, &size, &diag), KV_OK);
     struct kv_digest root = image_root(bytes, size);
-    life_replace_image(&f.life, f.snapshot, bytes, size, &root);
+    life_replace_image(&f.rig.life, f.snapshot, bytes, size, &root);
     refuse(&f, KV_ERR_PROOF, "fingerprint");
     image_release(&image, kv_alloc_system());
     kv_alloc_release(kv_alloc_system(), bytes);
@@ -489,23 +486,23 @@ static void refusals_leave_the_engine_as_it_was(void **state) {
     struct session *session = NULL;
     struct receipt receipt;
     struct engine_slots before, after;
-    engine_slots(f.life.engine, &before);
-    assert_int_equal(restore_wake(&f.life.source, "chat", &stopped, &session, &receipt, &diag),
+    engine_slots(f.rig.life.engine, &before);
+    assert_int_equal(restore_wake(&f.rig.life.source, "chat", &stopped, &session, &receipt, &diag),
                      KV_ERR_CANCELLED);
     assert_true(calls >= 3);
     const struct faulty_io_plan plan = {
         .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_READ, .at = 5, .error = EIO};
-    faulty_io_arm(f.faulty, &plan);
-    assert_int_equal(restore_wake(&f.life.source, "chat", &(struct restore_options){0}, &session,
-                                  &receipt, &diag),
+    faulty_io_arm(f.rig.faulty, &plan);
+    assert_int_equal(restore_wake(&f.rig.life.source, "chat", &(struct restore_options){0},
+                                  &session, &receipt, &diag),
                      KV_ERR_IO);
     assert_non_null(strstr(diag.text, strerror(EIO)));
-    faulty_io_release(f.faulty);
-    engine_slots(f.life.engine, &after);
+    faulty_io_release(f.rig.faulty);
+    engine_slots(f.rig.life.engine, &after);
     assert_int_equal(before.free, after.free);
-    life_wake(&f.life, "chat", &receipt);
-    assert_int_equal(restore_wake(&f.life.source, "chat", &(struct restore_options){0}, &session,
-                                  &receipt, &diag),
+    life_wake(&f.rig.life, "chat", &receipt);
+    assert_int_equal(restore_wake(&f.rig.life.source, "chat", &(struct restore_options){0},
+                                  &session, &receipt, &diag),
                      KV_ERR_EXISTS);
     close_fixture(&f);
 }
@@ -515,9 +512,9 @@ static void no_memory_changes_nothing(void **state) {
     (void)state;
     struct fixture f;
     open_fixture(&f);
-    struct restore_source source = f.life.source;
+    struct restore_source source = f.rig.life.source;
     struct engine_slots before, after;
-    engine_slots(f.life.engine, &before);
+    engine_slots(f.rig.life.engine, &before);
     for (uint64_t k = 1;; k++) {
         struct testing_alloc failing;
         struct session *session = NULL;
@@ -535,7 +532,7 @@ static void no_memory_changes_nothing(void **state) {
         }
         assert_int_equal(err, KV_ERR_NOMEM);
         assert_true(diag.text[0] != 0);
-        engine_slots(f.life.engine, &after);
+        engine_slots(f.rig.life.engine, &after);
         assert_int_equal(before.free, after.free);
     }
     close_fixture(&f);
@@ -547,9 +544,9 @@ static void too_few_slots_say_need_and_have(void **state) {
     struct restore_plan plan;
     struct kv_diag diag = {""};
     open_fixture(&f);
-    assert_int_equal(restore_plan(&f.life.source, "chat", 0, &plan, &diag), KV_OK);
+    assert_int_equal(restore_plan(&f.rig.life.source, "chat", 0, &plan, &diag), KV_OK);
     struct receipt receipt;
-    life_wake(&f.life, "chat", &receipt);
+    life_wake(&f.rig.life, "chat", &receipt);
     assert_int_equal(plan.slots, receipt.slots);
     assert_int_equal(plan.blocks, receipt.blocks);
     assert_int_equal(plan.pages + 1, receipt.pages);
@@ -557,9 +554,9 @@ static void too_few_slots_say_need_and_have(void **state) {
     for (int s = 0; s < LAYOUT_STREAM_COUNT; s++)
         raw += receipt.raw_bytes[s];
     assert_int_equal(plan.raw_bytes, raw);
-    life_close(&f.life);
-    f.options.engine.slots = 96;
-    life_open(&f.options, &f.life);
+    life_close(&f.rig.life);
+    f.rig.options.engine.slots = 96;
+    life_open(&f.rig.options, &f.rig.life);
     refuse(&f, KV_ERR_NO_SLOTS, "slots are needed");
     close_fixture(&f);
 }
@@ -578,23 +575,23 @@ static void promotion_reads_between_steps(void **state) {
     (void)state;
     struct fixture f;
     open_fixture(&f);
-    struct session *session = life_wake(&f.life, "chat", NULL);
-    faulty_io_arm(f.faulty, &(struct faulty_io_plan){.action = FAULTY_IO_COUNT});
+    struct session *session = life_wake(&f.rig.life, "chat", NULL);
+    faulty_io_arm(f.rig.faulty, &(struct faulty_io_plan){.action = FAULTY_IO_COUNT});
     promote(session);
     assert_true(session_promoting(session));
-    assert_int_equal(faulty_io_counts(f.faulty).reads, 0);
-    engine_apply(f.life.engine);
+    assert_int_equal(faulty_io_counts(f.rig.faulty).reads, 0);
+    engine_apply(f.rig.life.engine);
     assert_false(session_promoting(session));
-    assert_true(faulty_io_counts(f.faulty).reads > 0);
+    assert_true(faulty_io_counts(f.rig.faulty).reads > 0);
     /* Nothing is left over of what was asked for by a session that is gone. */
     struct engine_slots before, after;
     session_drop(session);
-    engine_slots(f.life.engine, &before);
-    session = life_wake(&f.life, "chat", NULL);
+    engine_slots(f.rig.life.engine, &before);
+    session = life_wake(&f.rig.life, "chat", NULL);
     promote(session);
     session_drop(session);
-    engine_apply(f.life.engine);
-    engine_slots(f.life.engine, &after);
+    engine_apply(f.rig.life.engine);
+    engine_slots(f.rig.life.engine, &after);
     assert_int_equal(before.free, after.free);
     close_fixture(&f);
 }
@@ -604,21 +601,21 @@ static void slots_in_doubt_are_never_given_back(void **state) {
     struct fixture f;
     struct engine_slots before, after;
     open_fixture(&f);
-    life_close(&f.life);
-    f.options.deadline_ns = 200000000;
-    life_open(&f.options, &f.life);
-    engine_slots(f.life.engine, &before);
-    struct session *session = life_wake(&f.life, "chat", NULL);
-    faulty_io_arm(f.faulty, &(struct faulty_io_plan){
-                                .action = FAULTY_IO_STALL, .ops = FAULTY_IO_READ, .at = 1});
+    life_close(&f.rig.life);
+    f.rig.options.deadline_ns = 200000000;
+    life_open(&f.rig.options, &f.rig.life);
+    engine_slots(f.rig.life.engine, &before);
+    struct session *session = life_wake(&f.rig.life, "chat", NULL);
+    faulty_io_arm(f.rig.faulty, &(struct faulty_io_plan){
+                                    .action = FAULTY_IO_STALL, .ops = FAULTY_IO_READ, .at = 1});
     promote(session);
-    engine_apply(f.life.engine);
-    assert_int_equal(faulty_io_counts(f.faulty).stalled, 1);
+    engine_apply(f.rig.life.engine);
+    assert_int_equal(faulty_io_counts(f.rig.faulty).stalled, 1);
     assert_true(session_promoting(session));
     session_drop(session);
-    engine_slots(f.life.engine, &after);
+    engine_slots(f.rig.life.engine, &after);
     assert_true(after.free < before.free);
-    faulty_io_release(f.faulty);
+    faulty_io_release(f.rig.faulty);
     close_fixture(&f);
 }
 

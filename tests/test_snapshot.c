@@ -16,32 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct fixture {
-    char dir[TESTING_PATH_BYTES];
-    struct faulty_io *faulty;
-    struct life_options options;
-    struct life life;
-};
-
-static void open_fixture(struct fixture *f) {
-    testing_temp_dir(f->dir);
-    f->faulty = faulty_io_make(io_best_door());
-    f->options = life_default(f->dir);
-    f->options.door = faulty_io_door(f->faulty);
-    life_open(&f->options, &f->life);
-}
-
-static void close_fixture(struct fixture *f) {
-    life_close(&f->life);
-    faulty_io_drop(f->faulty);
-}
-
-static void reopen(struct fixture *f) {
-    life_close(&f->life);
-    life_open(&f->options, &f->life);
-}
-
-static void arm(struct fixture *f, enum faulty_io_action action, unsigned ops, uint64_t at) {
+static void arm(struct life_rig *f, enum faulty_io_action action, unsigned ops, uint64_t at) {
     const struct faulty_io_plan plan = {
         .action = action, .ops = ops, .at = at, .error = EIO, .lasting = 1, .seed = 1};
     faulty_io_arm(f->faulty, &plan);
@@ -72,7 +47,7 @@ static uint64_t count_records(struct life *life, const char *prefix, struct kv_d
     return count;
 }
 
-static enum kv_err try_save(struct fixture *f, struct session *session, struct receipt *receipt,
+static enum kv_err try_save(struct life_rig *f, struct session *session, struct receipt *receipt,
                             struct kv_diag *diag) {
     const struct snapshot_options options = {0};
     return snapshot_save(f->life.snapshot, session, &options, receipt, diag);
@@ -81,10 +56,10 @@ static enum kv_err try_save(struct fixture *f, struct session *session, struct r
 /* --- bytes */
 
 static uint64_t incremental_bytes_at(uint32_t length) {
-    struct fixture f;
+    struct life_rig f;
     struct engine_model model;
     struct snapshot_plan plan;
-    open_fixture(&f);
+    life_rig_open(&f);
     engine_model(f.life.engine, &model);
     struct session *session = life_session(&f.life, "grow", IMAGE_RECIPE_V3);
     life_say(session, 1, length, 0, NULL);
@@ -113,7 +88,7 @@ static uint64_t incremental_bytes_at(uint32_t length) {
     printf("without new tokens: %llu bytes\n", (unsigned long long)counts.write_bytes);
     assert_true(counts.write_bytes > 0 && counts.write_bytes <= 65536);
     assert_int_equal(receipt.blocks + receipt.pages, 0);
-    close_fixture(&f);
+    life_rig_close(&f);
     return bytes;
 }
 
@@ -128,12 +103,12 @@ static void a_save_costs_new_tokens_only(void **state) {
 /* BREAK_LOST_BLOCK saves although a block is not durable. */
 static void a_failed_write_fails_the_save_and_a_retry_works(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct session_info info;
     struct kv_diag diag = {""};
     struct life_turn kept, woken;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     arm(&f, FAULTY_IO_FAIL, FAULTY_IO_WRITE, 1);
     life_say(session, 1, 900, 0, NULL);
@@ -164,16 +139,16 @@ static void a_failed_write_fails_the_save_and_a_retry_works(void **state) {
     session = life_wake(&f.life, "chat", NULL);
     life_say(session, 2, 40, 8, &woken);
     life_same_turn(&kept, &woken);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* CASE-19: a sync that fails. The store takes nothing more; what was saved before is there. */
 static void a_failed_sync_keeps_the_snapshot_before(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 400, 4, NULL);
     struct receipt first = life_save(&f.life, session, 0);
@@ -183,22 +158,22 @@ static void a_failed_sync_keeps_the_snapshot_before(void **state) {
     assert_int_equal(receipt.door_bytes, 0);
     assert_int_equal(transfer_durable(session)->snapshot, first.snapshot);
     faulty_io_release(f.faulty);
-    reopen(&f);
+    life_rig_reopen(&f);
     struct receipt woken;
     life_wake(&f.life, "chat", &woken);
     assert_int_equal(woken.snapshot, first.snapshot);
     assert_int_equal(woken.tokens, first.tokens);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 static void a_full_budget_fails_the_save_and_nothing_else(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
-    open_fixture(&f);
+    life_rig_open(&f);
     f.options.bytes_max = 3 << 20;
-    reopen(&f);
+    life_rig_reopen(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 400, 4, NULL);
     struct receipt first = life_save(&f.life, session, 0);
@@ -219,19 +194,19 @@ static void a_full_budget_fails_the_save_and_nothing_else(void **state) {
     life_wake(&f.life, "chat", &woken);
     assert_int_equal(woken.snapshot, first.snapshot);
     assert_int_equal(woken.tokens, first.tokens);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* CASE-25 and the stalled disk: decode goes on, a second save is refused, a wake elsewhere sees the
  * last committed version. */
 static void a_stalled_write_holds_the_save_only(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
     const struct snapshot_options options = {0};
     struct snapshot_ticket *ticket = NULL, *second = NULL;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 900, 4, NULL);
     struct receipt first = life_save(&f.life, session, 0);
@@ -272,18 +247,18 @@ static void a_stalled_write_holds_the_save_only(void **state) {
     life_save(&f.life, session, 0);
     struct record_snapshot head = life_head(&f.life, "chat", NULL);
     assert_int_equal(head.n, after.n);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* CASE-18: blocks that find the queue full stay in their session until there is room. */
 static void a_full_queue_delays(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct session_info info;
     struct life_turn kept, woken;
-    open_fixture(&f);
+    life_rig_open(&f);
     f.options.queue_max = 1;
-    reopen(&f);
+    life_rig_reopen(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     arm(&f, FAULTY_IO_STALL, FAULTY_IO_WRITE, 1);
     life_say(session, 1, 576, 0, NULL);
@@ -302,18 +277,18 @@ static void a_full_queue_delays(void **state) {
     session = life_wake(&f.life, "chat", NULL);
     life_say(session, 3, 30, 6, &woken);
     life_same_turn(&kept, &woken);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* CASE-26 in small: a session that goes away while it is being saved. */
 static void a_session_may_leave_while_it_is_saved(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
     const struct snapshot_options options = {0};
     struct snapshot_ticket *ticket = NULL;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     arm(&f, FAULTY_IO_STALL, FAULTY_IO_WRITE, 1);
     life_say(session, 1, 900, 3, NULL);
@@ -329,17 +304,17 @@ static void a_session_may_leave_while_it_is_saved(void **state) {
     session = life_wake(&f.life, "chat", NULL);
     struct kv_digest woken = life_resident(session);
     assert_memory_equal(resident.bytes, woken.bytes, KV_DIGEST_BYTES);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* --- which records live */
 
 static void removal_leaves_nothing(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct kv_diag diag = {""};
     struct kv_digest before, after;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *keep = life_session(&f.life, "keep", IMAGE_RECIPE_V3);
     life_say(keep, 1, 700, 2, NULL);
     life_sleep(&f.life, keep);
@@ -378,15 +353,15 @@ static void removal_leaves_nothing(void **state) {
     assert_int_equal(count_records(&f.life, "", &rebuilt), records);
     assert_memory_equal(before.bytes, rebuilt.bytes, KV_DIGEST_BYTES);
     life_wake(&f.life, "keep", NULL);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* Pages that an explicit snapshot shares with later ones live until nothing uses them.
  * BREAK_PAGE_USES does not count. */
 static void pages_are_counted(void **state) {
     (void)state;
-    struct fixture f;
-    open_fixture(&f);
+    struct life_rig f;
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 64 + 150, 0, NULL); /* sinks, two full pages, one of 22 tokens */
     life_save(&f.life, session, 1);
@@ -405,16 +380,16 @@ static void pages_are_counted(void **state) {
     life_save(&f.life, session, 0);
     struct record_snapshot head = life_head(&f.life, "chat", NULL);
     assert_int_equal(count_records(&f.life, "p", NULL), 4 + head.page_count);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* Invariant 8: blocks written through in a life that was not saved are gone after the next.
  * BREAK_TRIM leaves them. */
 static void blocks_of_an_unsaved_life_are_trimmed(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct life_turn kept, woken;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 900, 0, NULL);
     life_save(&f.life, session, 0);
@@ -423,7 +398,7 @@ static void blocks_of_an_unsaved_life_are_trimmed(void **state) {
     snapshot_drain(f.life.snapshot);
     assert_int_equal(count_records(&f.life, "b", NULL), 6);
     session_drop(session);
-    reopen(&f);
+    life_rig_reopen(&f);
     session = life_wake(&f.life, "chat", NULL);
     life_say(session, 3, 256, 0, NULL);
     snapshot_drain(f.life.snapshot);
@@ -441,16 +416,16 @@ static void blocks_of_an_unsaved_life_are_trimmed(void **state) {
     session = life_wake(&f.life, "chat", NULL);
     life_save(&f.life, session, 0);
     assert_int_equal(count_records(&f.life, "b", NULL), 3);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* Blocks of a life that was dropped become durable after the session was woken again: they are the
  * earlier life's, and the woken one must not count them as its own. BREAK_EARLIER_LIFE does. */
 static void late_blocks_of_an_earlier_life_are_not_counted(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct life_turn kept, woken;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 320 + 256 * 2, 0, NULL);
     life_save(&f.life, session, 0);
@@ -471,7 +446,7 @@ static void late_blocks_of_an_earlier_life_are_not_counted(void **state) {
     session = life_wake(&f.life, "chat", NULL);
     life_say(session, 4, 30, 6, &woken);
     life_same_turn(&kept, &woken);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* A save that was under way when its session was dropped and woken again moves the head all the
@@ -479,12 +454,12 @@ static void late_blocks_of_an_earlier_life_are_not_counted(void **state) {
  * BREAK_PAST does. */
 static void a_session_of_the_past_writes_nothing(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
     const struct snapshot_options options = {0};
     struct snapshot_ticket *ticket = NULL;
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 320 + 256 * 2, 0, NULL);
     life_save(&f.life, session, 0);
@@ -507,17 +482,17 @@ static void a_session_of_the_past_writes_nothing(void **state) {
     life_wake(&f.life, "chat", &woken);
     assert_int_equal(woken.snapshot, receipt.snapshot);
     assert_int_equal(woken.blocks, 4);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* Blocks of two sessions in one batch, and one of them was removed from the store: the other's are
  * written all the same. BREAK_ONE_FOR_ALL gives up both. */
 static void one_session_does_not_hold_up_another(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *gone = life_session(&f.life, "gone", IMAGE_RECIPE_V3);
     life_say(gone, 1, 320 + 256, 0, NULL);
     life_sleep(&f.life, gone);
@@ -541,27 +516,27 @@ static void one_session_does_not_hold_up_another(void **state) {
     assert_non_null(strstr(diag.text, "gone"));
     life_save(&f.life, stays, 0);
     life_save(&f.life, plug, 0);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 static void what_was_never_saved_goes_at_the_next_open(void **state) {
     (void)state;
-    struct fixture f;
-    open_fixture(&f);
+    struct life_rig f;
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 900, 0, NULL);
     snapshot_drain(f.life.snapshot);
     assert_int_equal(count_records(&f.life, "b", NULL), 2);
-    reopen(&f);
+    life_rig_reopen(&f);
     assert_int_equal(count_records(&f.life, "", NULL), 0);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* BREAK_FULL_STORE cannot be opened, so that not even what was saved can be woken. */
 static void a_full_store_opens_with_what_was_never_saved(void **state) {
     (void)state;
-    struct fixture f;
-    open_fixture(&f);
+    struct life_rig f;
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 100, 0, NULL);
     life_save(&f.life, session, 0);
@@ -569,22 +544,22 @@ static void a_full_store_opens_with_what_was_never_saved(void **state) {
     life_say(session, 2, 900, 0, NULL);
     snapshot_drain(f.life.snapshot);
     f.options.bytes_max = 64 << 10;
-    reopen(&f);
+    life_rig_reopen(&f);
     assert_int_equal(count_records(&f.life, "b", NULL), 2);
     life_wake(&f.life, "chat", NULL);
     f.options.bytes_max = STORE_BYTES_UNLIMITED;
-    reopen(&f);
+    life_rig_reopen(&f);
     assert_int_equal(count_records(&f.life, "b", NULL), 0);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* Invariant 7. BREAK_HEAD moves whatever head is stored. */
 static void a_name_is_not_taken_over(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 100, 2, NULL);
     struct receipt first = life_sleep(&f.life, session);
@@ -600,23 +575,23 @@ static void a_name_is_not_taken_over(void **state) {
     assert_int_equal(snapshot_remove(f.life.store, kv_alloc_system(), "chat", &diag), KV_OK);
     assert_int_equal(try_save(&f, session, &receipt, &diag), KV_ERR_NOT_FOUND);
     assert_int_equal(count_records(&f.life, "", NULL), 0);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 static void nothing_and_half_read_prompts_are_not_saved(void **state) {
     (void)state;
-    struct fixture f;
+    struct life_rig f;
     struct receipt receipt;
     struct kv_diag diag = {""};
     uint32_t ids[300];
-    open_fixture(&f);
+    life_rig_open(&f);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     assert_int_equal(try_save(&f, session, &receipt, &diag), KV_ERR_INVALID);
     support_engine_ids(1, 256, ids, 300);
     assert_int_equal(session_feed(session, ids, 300, IMAGE_USER, &diag), KV_OK);
     assert_int_equal(try_save(&f, session, &receipt, &diag), KV_ERR_BUSY);
     assert_int_equal(receipt.err, KV_ERR_BUSY);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* CASE-31, CASE-32: names come back byte for byte; the rest is refused before any open. */
@@ -632,11 +607,11 @@ static void names_round_trip(void **state) {
     static const char *const good[] = {"Привет",    "会話",       "محادثة", "☕🙂",
                                        "n\xc3\xa9", "ne\xcc\x81", "a.b"};
     static const char *const bad[] = {"", "../x", "/etc/x", "a/b", "tab\there", "\xff\xfe"};
-    struct fixture f;
+    struct life_rig f;
     struct kv_diag diag = {""};
     struct snapshot_entry entry;
     char longest[IMAGE_NAME_BYTES_MAX + 2];
-    open_fixture(&f);
+    life_rig_open(&f);
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         struct session *session = life_session(&f.life, good[i], IMAGE_RECIPE_V3);
         life_say(session, i, 40, 0, NULL);
@@ -663,7 +638,7 @@ static void names_round_trip(void **state) {
         assert_true(diag.text[0] != 0);
     }
     assert_int_equal(count_records(&f.life, "", NULL), 0);
-    close_fixture(&f);
+    life_rig_close(&f);
 }
 
 /* --- CASE-16: killed at every write of a save */
@@ -673,7 +648,7 @@ struct killed {
     int pipe;
 };
 
-static void save_and_die(struct fixture *f, const struct killed *killed) {
+static void save_and_die(struct life_rig *f, const struct killed *killed) {
     f->faulty = faulty_io_make(io_best_door());
     f->options.door = faulty_io_door(f->faulty);
     life_open(&f->options, &f->life);
@@ -692,7 +667,7 @@ static void save_and_die(struct fixture *f, const struct killed *killed) {
     _exit(0);
 }
 
-static uint64_t run_killed(const char *base, uint64_t at, struct fixture *f) {
+static uint64_t run_killed(const char *base, uint64_t at, struct life_rig *f) {
     char command[2 * TESTING_PATH_BYTES + 32];
     uint64_t ops = 0;
     int ends[2];
@@ -721,15 +696,15 @@ static uint64_t run_killed(const char *base, uint64_t at, struct fixture *f) {
 
 static void killed_anywhere_it_is_old_or_new(void **state) {
     (void)state;
-    struct fixture base, f;
+    struct life_rig base, f;
     struct receipt old, woken;
     struct kv_diag diag = {""};
     uint64_t olds = 0, news = 0;
-    open_fixture(&base);
+    life_rig_open(&base);
     struct session *session = life_session(&base.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 420, 3, NULL);
     old = life_save(&base.life, session, 0);
-    close_fixture(&base);
+    life_rig_close(&base);
     uint64_t ops = run_killed(base.dir, 0, &f);
     life_open(&f.options, &f.life);
     life_wake(&f.life, "chat", &woken);

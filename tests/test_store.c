@@ -1,19 +1,24 @@
 /* tests/test_store.c - records put, found, walked, changed and deleted.
  *
  * Responsible for: the round trip on both doors and on tmpfs, update and delete semantics, walks,
- * sizes, counts, the account of a commit, reading beside a writer in another process.
+ * sizes, counts, the account of a commit, reading beside a writer in another process, what is said
+ * of direct I/O.
  * Not responsible for: faults (test_store_batch.c), opening (test_store_open.c).
  * Broken twins: BREAK_UPDATE.
  */
 #include "store/store.h"
 
 #include "store/io.h"
+#include "store/store_batch.h"
+#include "store/store_read.h"
 #include "tests/support_store.h"
 #include "tests/testing.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -369,7 +374,124 @@ static void index_grows_by_itself(void **state) {
     store_close(store);
 }
 
-TESTING_MAIN(cmocka_unit_test(round_trip), cmocka_unit_test(round_trip_on_tmpfs),
+/* Extents leave a record and are garbage at once; the others and the new value stand, also when the
+ * index is made anew, and when the record was put in the same batch. */
+static void shrinking_drops_kinds(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    struct store_batch *batch = NULL;
+    struct store_record before, after;
+    const struct store_put put = {.key = "r00001", .key_bytes = 6, .value = "x", .value_bytes = 1};
+    assert_int_equal(support_store_commit(store, 0, 3, 1, NULL), KV_OK);
+    assert_int_equal(store_get(store, "r00001", 6, &before, NULL), KV_OK);
+    assert_int_equal(before.extent_count, 3);
+    uint32_t drop = 1u << before.extents[1].kind;
+    struct store_stats was, is;
+    store_stats_get(store, &was);
+    assert_int_equal(store_batch_begin_removal(store, &batch, NULL), KV_OK);
+    assert_int_equal(store_batch_shrink(batch, &put, drop, NULL), KV_OK);
+    assert_int_equal(support_store_put(batch, 7, 1, NULL), KV_OK);
+    const struct store_put fresh = {
+        .key = "r00007", .key_bytes = 6, .value = "y", .value_bytes = 1};
+    assert_int_equal(store_batch_shrink(batch, &fresh, drop, NULL), KV_OK);
+    const struct store_put none = {.key = "absent", .key_bytes = 6, .value = "", .value_bytes = 0};
+    assert_int_equal(store_batch_shrink(batch, &none, drop, NULL), KV_ERR_NOT_FOUND);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+    store_stats_get(store, &is);
+    assert_true(is.garbage_bytes > was.garbage_bytes);
+    for (int pass = 0; pass < 2; pass++) {
+        assert_int_equal(store_get(store, "r00001", 6, &after, NULL), KV_OK);
+        assert_int_equal(after.extent_count, 2);
+        assert_int_equal(after.value_bytes, 1);
+        assert_memory_equal(&after.extents[0], &before.extents[0], sizeof after.extents[0]);
+        assert_memory_equal(&after.extents[1], &before.extents[2], sizeof after.extents[0]);
+        store_record_release(store, &after);
+        assert_int_equal(store_read_check(store, "r00001", 6, NULL, NULL), KV_OK);
+        assert_int_equal(store_get(store, "r00007", 6, &after, NULL), KV_OK);
+        assert_int_equal(after.extent_count, 2);
+        store_record_release(store, &after);
+        assert_true(support_store_matches(store, 0, 1, 1));
+        store_close(store);
+        support_store_remove_index(dir);
+        store = support_store_open(&options);
+    }
+    store_record_release(store, &before);
+    store_close(store);
+}
+
+/* Flags of every open descriptor on a segment: how many have O_DIRECT, how many have not. */
+static void count_flags(unsigned *direct_out, unsigned *buffered_out) {
+    *direct_out = *buffered_out = 0;
+    for (int fd = 3; fd < 256; fd++) {
+        char path[64], target[512], line[128];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        if (length <= 0)
+            continue;
+        target[length] = 0;
+        if (strstr(target, ".seg") == NULL)
+            continue;
+        snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+        FILE *file = fopen(path, "r");
+        assert_non_null(file);
+        while (fgets(line, sizeof line, file) != NULL)
+            if (strncmp(line, "flags:", 6) == 0)
+                ++*(strtoul(line + 6, NULL, 8) & O_DIRECT ? direct_out : buffered_out);
+        fclose(file);
+    }
+}
+
+/* Pages of a segment that the page cache holds. */
+static size_t cached_pages(const char *dir, unsigned number) {
+    char path[TESTING_PATH_BYTES + 32];
+    unsigned char resident[4096];
+    size_t bytes = (size_t)support_store_segment_bytes(dir, number), count = 0;
+    snprintf(path, sizeof path, "%s/seg/%08u.seg", dir, number);
+    int file = open(path, O_RDONLY);
+    assert_true(file >= 0 && bytes != 0 && bytes / 4096 < sizeof resident);
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
+    assert_true(map != MAP_FAILED);
+    assert_int_equal(mincore(map, bytes, resident), 0);
+    for (size_t i = 0; i < (bytes + 4095) / 4096; i++)
+        count += resident[i] & 1;
+    munmap(map, bytes);
+    close(file);
+    return count;
+}
+
+/* CASE-36: what stats say of direct I/O is what the files are opened with, and what the page cache
+ * shows; through both doors, asked for and not. */
+static void the_log_equals_reality(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        char dir[TESTING_PATH_BYTES];
+        struct store_stats stats;
+        unsigned direct = 0, buffered = 0;
+        testing_temp_dir(dir);
+        struct store_options options = support_store_options(dir);
+        options.door = i % 2 == 0 ? io_uring_door() : io_posix_door();
+        options.direct_wanted = i < 2;
+        struct store *store = support_store_open(&options);
+        assert_int_equal(support_store_commit(store, 0, 20, 1, NULL), KV_OK);
+        assert_true(support_store_matches(store, 3, 1, 1));
+        store_stats_get(store, &stats);
+        count_flags(&direct, &buffered);
+        if (!options.direct_wanted)
+            assert_false(stats.direct);
+        assert_true(direct + buffered > 0);
+        assert_int_equal(stats.direct ? buffered : direct, 0);
+        assert_int_equal(cached_pages(dir, 1) == 0, stats.direct);
+        print_message("%s: %s, %zu pages cached\n", stats.door_name,
+                      stats.direct ? "O_DIRECT" : "buffered", cached_pages(dir, 1));
+        store_close(store);
+    }
+}
+
+TESTING_MAIN(cmocka_unit_test(shrinking_drops_kinds), cmocka_unit_test(the_log_equals_reality),
+             cmocka_unit_test(round_trip), cmocka_unit_test(round_trip_on_tmpfs),
              cmocka_unit_test(update_keeps_extents), cmocka_unit_test(delete_makes_garbage),
              cmocka_unit_test(walks_are_ordered_and_bounded), cmocka_unit_test(sizes_are_checked),
              cmocka_unit_test(batches_come_one_at_a_time),
