@@ -255,6 +255,13 @@ static uint64_t budget_wait(struct snapshot *snapshot) {
     return second > day ? second : day;
 }
 
+uint64_t snap_spill_budget_wait(struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->lock);
+    uint64_t wait_ns = budget_wait(snapshot);
+    pthread_mutex_unlock(&snapshot->lock);
+    return wait_ns;
+}
+
 static int has_save(const struct snapshot *snapshot) {
     const struct snap_item *item = snapshot->queue.first;
     while (item != NULL && item->ticket == NULL)

@@ -7,6 +7,7 @@
 #include "tests/support_cli.h"
 #include "tools/progress.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <poll.h>
 #include <pty.h>
@@ -111,6 +112,34 @@ static void a_line_is_edited_answered_and_saved(void **state) {
     cli_call(cli, "ls", "--json", NULL);
     cli_good(cli);
     assert_true(cli_number(cli, "sessions.0.tokens") > 30);
+    free(terminal);
+}
+
+/* Nobody types for a second: the session goes to sleep, and wakes for the next line. */
+static void an_idle_session_sleeps_and_wakes(void **state) {
+    struct cli *cli = *state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    char path[TESTING_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/config", cli->home);
+    FILE *config = fopen(path, "a");
+    assert_non_null(config);
+    fprintf(config, "idle-seconds = 1\nprobes = 0\n");
+    assert_int_equal(fclose(config), 0);
+    open_terminal(terminal, "8");
+    expect(terminal, "session t, new, 0 tokens");
+    expect_prompt(terminal);
+    type(terminal, "hello there\n");
+    expect_prompt(terminal);
+    do {
+        cli_call(cli, "show", "t", "--json", NULL);
+        cli_good(cli);
+    } while (!cJSON_IsTrue(cli_member(cli, "session.asleep")));
+    type(terminal, "are you there?\n");
+    expect(terminal, "woken: ");
+    expect(terminal, "bits-equal");
+    expect_prompt(terminal);
+    type(terminal, "/quit\n");
+    assert_int_equal(ended(terminal), 0);
     free(terminal);
 }
 
@@ -259,6 +288,7 @@ static void a_signal_ends_what_is_being_opened(void **state) {
 }
 
 TESTING_MAIN(TEST(a_line_is_edited_answered_and_saved), TEST(ctrl_c_stops_an_answer_and_keeps_it),
+             TEST(an_idle_session_sleeps_and_wakes),
              TEST(an_unknown_command_is_not_said_to_the_model),
              TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_ends_what_is_being_opened),
              TEST(a_signal_to_end_leaves_what_was_saved),

@@ -410,6 +410,23 @@ static int slash(struct talk *talk, const char *line, int *over_out, enum kv_err
     return 1;
 }
 
+static uint64_t tend(void *context) {
+    const struct talk *talk = context;
+    return service_tend(talk->service);
+}
+
+/* The session may have gone to sleep while nobody typed. */
+static enum kv_err be_awake(struct talk *talk, struct kv_diag *diag) {
+    struct service_opened opened;
+    service_settle(talk->service);
+    if (session_find(service_engine(talk->service), talk->cmd->session_name) != NULL)
+        return KV_OK;
+    enum kv_err err = open_talk(talk, &opened, diag);
+    if (err == KV_OK)
+        receipt_print_line(&opened.receipt, stderr);
+    return err;
+}
+
 static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     int over = 0, interrupts_in_row = 0;
@@ -432,7 +449,10 @@ static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct k
                               LINE_EDIT_BYTES_MAX);
             break;
         }
-        if (bytes == 0 || slash(talk, line, &over, &err, diag))
+        if (bytes == 0)
+            continue;
+        err = be_awake(talk, diag);
+        if (err != KV_OK || slash(talk, line, &over, &err, diag))
             continue;
         err = chat_turn(talk, line, bytes, diag);
     }
@@ -458,6 +478,7 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     greet(&talk, &opened);
     warn_birth_flags(cmd->config, opened.found);
     KV_TRY(line_edit_open(cmd, &edit, diag));
+    line_edit_while_idle(edit, tend, &talk);
     err = chat_loop(&talk, edit, diag);
 done:
     line_edit_close(edit);

@@ -82,6 +82,12 @@ static const struct setting settings[] = {
      "sessions held on the device at once"},
     {"probes", NULL, KIND_U32, AT(probes), 0, IMAGE_PROBES_MAX, CONFIG_ENGINE, 1, "N",
      "spans of a session's own text chosen before sleep, asked at a wake"},
+    {"idle-seconds", NULL, KIND_U32, AT(idle_seconds), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
+     "a session unused for so long goes to sleep; 0 is never"},
+    {"slots-low", NULL, KIND_U32, AT(slots_low_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
+     "with fewer free slots unused sessions go to sleep …"},
+    {"slots-high", NULL, KIND_U32, AT(slots_high_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
+     "… until so many are free"},
     {"wake", NULL, KIND_WAKE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
      "for a turn: stored memory, or prefill the tokens again; says which"},
     {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|bf16",
@@ -498,6 +504,9 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     config->policy = usual.policy;
     config->sampler = usual.sampler;
     config->probes = usual.probes;
+    config->idle_seconds = 600;
+    config->slots_low_percent = usual.slots_low_percent;
+    config->slots_high_percent = usual.slots_high_percent;
     config->tokens_max = 512;
     config->bench_bytes = UINT64_C(256) << 20;
     return KV_OK;

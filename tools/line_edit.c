@@ -25,11 +25,22 @@ struct line_edit {
     char buffer[4096]; /* of a pipe, read but not yet given out: [at, end) */
     size_t at, end;
     int ended;
+    line_edit_idle idle; /* NULL: none */
+    void *idle_context;
 };
 
 static char *prompt(EditLine *terminal) {
     (void)terminal;
     return "> ";
+}
+
+/* How long to wait for a key; rounded up, so that nobody is called a little too early for ever. */
+static int idle_ms(struct line_edit *edit) {
+    uint64_t wait_ns = edit->idle != NULL ? edit->idle(edit->idle_context) : UINT64_MAX;
+    if (wait_ns == UINT64_MAX)
+        return -1;
+    uint64_t wait_ms = wait_ns / 1000000 + (wait_ns % 1000000 != 0);
+    return wait_ms < 1 << 30 ? (int)wait_ms : 1 << 30;
 }
 
 /* 1 when there is something to read on standard input, 0 when a signal came first. */
@@ -41,7 +52,7 @@ static int wait_for_input(struct line_edit *edit) {
             edit->interrupted = 1;
             return 0;
         }
-        if (poll(waits, 2, -1) > 0 && waits[0].revents != 0)
+        if (poll(waits, 2, idle_ms(edit)) > 0 && waits[0].revents != 0)
             return 1;
     }
 }
@@ -84,6 +95,11 @@ enum kv_err line_edit_open(struct cmd *cmd, struct line_edit **edit_out, struct 
     el_set(edit->terminal, EL_HIST, history, edit->history);
     el_set(edit->terminal, EL_GETCFN, read_character);
     return KV_OK;
+}
+
+void line_edit_while_idle(struct line_edit *edit, line_edit_idle idle, void *context) {
+    edit->idle = idle;
+    edit->idle_context = context;
 }
 
 void line_edit_close(struct line_edit *edit) {

@@ -20,12 +20,15 @@ enum line_edit_got {
     LINE_EDIT_INTERRUPTED, /* ctrl-C; what was typed is gone */
     LINE_EDIT_TOO_LONG
 };
+/* Called while nothing is typed; returns after how many nanoseconds it wants to be called again. */
+typedef uint64_t (*line_edit_idle)(void *context);
 
 struct line_edit;
 
 /* NOMEM. `cmd` is borrowed until close; its signals end a line. */
 enum kv_err line_edit_open(struct cmd *cmd, struct line_edit **edit_out, struct kv_diag *diag);
 void line_edit_close(struct line_edit *edit); /* NULL is allowed */
+void line_edit_while_idle(struct line_edit *edit, line_edit_idle idle, void *context);
 /* Without the line feed, terminated; borrowed until the next call. */
 enum line_edit_got line_edit_read(struct line_edit *edit, const char **line_out, size_t *bytes_out);
 

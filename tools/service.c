@@ -30,7 +30,8 @@ struct service {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t probes;
-    int making_room; /* a sleep under way may itself run short of slots */
+    struct snap_tend *tend; /* NULL when read-only */
+    int making_room;        /* a sleep under way may itself run short of slots */
     char note[NOTE_BYTES];
 };
 
@@ -50,7 +51,7 @@ void service_settings_usual(struct service_settings *settings_out) {
         .slot_budget_bytes = UINT64_C(1) << 30,
         .reserve_slots = 64,
         .queue_max = 4096,
-        .probes = 4,
+        .probes = 2,
         .policy = {IMAGE_RECIPE_V3, 1, {32768, 0, 0}},
         .sampler = {0.0f, 0.9f, 50, 1},
         .alloc = kv_alloc_system(),
@@ -186,6 +187,7 @@ static int make_some_room(struct service *service, const struct session *except)
     uint32_t before = slots_free(service);
     if (service->snapshot == NULL || service->making_room)
         return 0;
+    snap_tend_settle(service->tend);
     service->making_room = 1;
     snapshot_drain(service->snapshot);
     engine_apply(service->engine);
@@ -257,6 +259,17 @@ static void keep_repairs(struct store *store, struct kv_diag *diag) {
         kv_diag_prefix(diag, "store: %s", stats.opened);
 }
 
+static enum kv_err open_tend(struct service *service, const struct service_settings *settings,
+                             struct kv_diag *diag) {
+    struct engine_slots slots;
+    engine_slots(service->engine, &slots);
+    const struct snap_tend_settings tend = {
+        .idle_ns = settings->idle_ns,
+        .slots_low = (uint32_t)((uint64_t)slots.total * settings->slots_low_percent / 100),
+        .slots_high = (uint32_t)((uint64_t)slots.total * settings->slots_high_percent / 100)};
+    return snap_tend_open(service->snapshot, &tend, &service->tend, diag);
+}
+
 enum kv_err service_open(const struct service_settings *settings, struct service **service_out,
                          struct kv_diag *diag) {
     enum kv_err err = KV_OK;
@@ -283,6 +296,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                              .queue_max = settings->queue_max,
                                              .probes = settings->probes};
         KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
+        KV_TRY(open_tend(service, settings, diag));
         snapshot_write_budget(service->snapshot, settings->write_second_bytes,
                               settings->write_day_bytes);
         snapshot_may_degrade(service->snapshot, settings->may_degrade);
@@ -300,6 +314,7 @@ void service_close(struct service *service) {
     if (service == NULL)
         return;
     struct kv_alloc alloc = service->alloc;
+    snap_tend_close(service->tend);
     if (service->snapshot != NULL)
         snapshot_close(service->snapshot);
     service->snapshot = NULL;
@@ -385,10 +400,26 @@ enum kv_err service_wake(struct service *service, const char *name,
                         receipt_out, diag);
 }
 
+uint64_t service_tend(struct service *service) {
+    if (service->tend == NULL)
+        return SNAP_TEND_NEVER;
+    uint64_t failed = snap_tend_report(service->tend)->failed;
+    uint64_t wait_ns = snap_tend_step(service->tend);
+    if (snap_tend_report(service->tend)->failed != failed)
+        memcpy(service->note, snap_tend_report(service->tend)->note,
+               sizeof snap_tend_report(service->tend)->note);
+    return wait_ns;
+}
+
+void service_settle(struct service *service) {
+    snap_tend_settle(service->tend);
+}
+
 enum kv_err service_session(struct service *service, const char *name,
                             const struct service_lookup *lookup, struct session **session_out,
                             struct service_opened *opened_out, struct kv_diag *diag) {
     struct snapshot_entry entry;
+    snap_tend_settle(service->tend);
     memset(opened_out, 0, sizeof *opened_out);
     opened_out->found = SERVICE_RESIDENT;
     enum kv_err err = session_check_name(name, diag);
@@ -429,6 +460,7 @@ static enum kv_err need_writer(const struct service *service, struct kv_diag *di
 enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag) {
     memset(receipt_out, 0, sizeof *receipt_out);
+    snap_tend_settle(service->tend);
     enum kv_err err = need_writer(service, diag);
     return err != KV_OK ? err : snapshot_sleep(service->snapshot, session, receipt_out, diag);
 }
@@ -446,6 +478,7 @@ enum kv_err service_save(struct service *service, struct session *session, int i
                          struct receipt *receipt_out, struct kv_diag *diag) {
     const struct snapshot_options options = {.is_explicit = is_explicit, .ask = is_explicit};
     memset(receipt_out, 0, sizeof *receipt_out);
+    snap_tend_settle(service->tend);
     enum kv_err err = need_writer(service, diag);
     return err != KV_OK ? err
                         : snapshot_save(service->snapshot, session, &options, receipt_out, diag);

@@ -19,6 +19,7 @@
 #include "engine/engine.h"
 #include "engine/receipt.h"
 #include "restore/restore.h"
+#include "snapshot/snap_tend.h"
 #include "snapshot/snapshot.h"
 #include "store/store.h"
 
@@ -49,8 +50,12 @@ struct service_settings {
                                that wait for their write */
     int poison_free_slots;
     uint64_t shuffle_seed;
-    uint32_t queue_max;           /* blocks and saves waiting for the writer */
-    uint32_t probes;              /* chosen before sleep, asked at a wake; 0: none */
+    uint32_t queue_max; /* blocks and saves waiting for the writer */
+    uint32_t probes;    /* chosen before sleep, asked at a wake; 0: none */
+    /* When sessions go to sleep by themselves: unused for idle_ns (0: never), or fewer than low
+     * percent of the slots free, until high percent are. */
+    uint64_t idle_ns;
+    uint32_t slots_low_percent, slots_high_percent;
     struct image_policy policy;   /* of new sessions */
     struct image_sampler sampler; /* of new sessions */
     const struct kv_alloc *alloc;
@@ -78,6 +83,12 @@ const struct kv_clock *service_clock(struct service *service);
 /* What the hooks could not report by a code, such as an idle session that could not be put to
  * sleep; "" when nothing. Cleared by service_open only. */
 const char *service_note(const struct service *service);
+
+/* Between steps and while waiting for the user: sessions go to sleep by themselves. Returns after
+ * how many nanoseconds to call again at the latest. Look sessions up by name afterwards. */
+uint64_t service_tend(struct service *service);
+/* Waits for what service_tend has begun; no session goes. Before a turn. */
+void service_settle(struct service *service);
 
 enum service_found { SERVICE_RESIDENT, SERVICE_WOKEN, SERVICE_NEW };
 struct service_lookup {
