@@ -177,10 +177,11 @@ static void after_cut(struct episode *episode) {
         wrong(episode, "opening after a power cut", diag.text);
 }
 
-enum { CHOICES = 18 };
+enum { CHOICES = 22 };
 static const char *const step_names[CHOICES] = {
-    "say",   "say",  "say",  "say",    "save",   "save", "save",   "save",   "sleep",
-    "sleep", "wake", "wake", "demote", "remove", "gc",   "retain", "expire", "clock"};
+    "say",    "say",   "say",  "say",    "save",   "save",   "save", "save",
+    "sleep",  "sleep", "wake", "wake",   "demote", "remove", "gc",   "retain",
+    "expire", "back",  "back", "revert", "rename", "clock"};
 
 static enum kv_err take_step(struct episode *episode, struct kv_diag *diag) {
     uint32_t session = (uint32_t)below(episode, WORLD_SESSIONS);
@@ -215,6 +216,13 @@ static enum kv_err take_step(struct episode *episode, struct kv_diag *diag) {
         return world_retain(&world, diag);
     case 16:
         return world_expire(&world, session, diag);
+    case 17:
+    case 18:
+        return world_back(&world, session, (uint32_t)below(episode, 100), diag);
+    case 19:
+        return world_revert(&world, session, diag);
+    case 20:
+        return world_rename(&world, session, (session + 1) % WORLD_SESSIONS, diag);
     default:
         clock_wall += testing_random_u64(&episode->random) >> 12;
         clock_wall -= testing_random_u64(&episode->random) >> 12;

@@ -42,7 +42,8 @@ struct seen {
     struct {
         uint64_t id;
         struct record_lineage record;
-        uint32_t blocks, used;
+        uint32_t first, blocks, used; /* own blocks from `first` on; up to `blocks` with others' */
+        int has_own;
     } lineages[256];
     uint32_t place_count, snapshot_count, name_count, page_count, lineage_count;
     uint64_t records, live_bytes;
@@ -95,6 +96,9 @@ static void take_block(struct seen *seen, const struct store_record *record) {
         i++;
     if (i == seen->lineage_count)
         seen->lineages[seen->lineage_count++].id = id_of(record);
+    if (!seen->lineages[i].has_own)
+        seen->lineages[i].first = seen->lineages[i].blocks = index;
+    seen->lineages[i].has_own = 1;
     if (index != seen->lineages[i].blocks)
         broken(seen, 8, "lineage %llx: block %u follows %u blocks",
                (unsigned long long)id_of(record), index, seen->lineages[i].blocks);
@@ -112,6 +116,26 @@ static void take_lineage(struct seen *seen, const struct store_record *record) {
         broken(seen, 5, "a lineage record cannot be read");
     if (seen->lineages[i].record.name[0] == 0)
         broken(seen, 8, "a lineage without a name");
+    if (!seen->lineages[i].has_own)
+        seen->lineages[i].first = seen->lineages[i].blocks = (uint32_t)seen->lineages[i].record.cut;
+    if (seen->lineages[i].first != seen->lineages[i].record.cut)
+        broken(seen, 12, "a lineage is cut at block %u and begins at %u",
+               (uint32_t)seen->lineages[i].record.cut, seen->lineages[i].first);
+}
+
+/* 11 and 12: what a lineage was cut from is there, with the blocks below the cut. */
+static void check_parent(struct seen *seen, uint32_t at) {
+    const struct record_lineage *record = &seen->lineages[at].record;
+    uint32_t i = 0;
+    if (record->parent == 0)
+        return;
+    while (i < seen->lineage_count && seen->lineages[i].id != record->parent)
+        i++;
+    if (i == seen->lineage_count || seen->lineages[i].blocks < record->cut)
+        broken(seen, 11, "lineage of %s is cut at block %u from one that has %u", record->name,
+               (uint32_t)record->cut, i < seen->lineage_count ? seen->lineages[i].blocks : 0);
+    else if (seen->lineages[i].record.cut >= record->cut)
+        broken(seen, 12, "lineage of %s is not cut from the owner of its last block", record->name);
 }
 
 static void take(struct seen *seen, const struct store_record *record) {
@@ -228,6 +252,7 @@ static void check_counts(struct seen *seen) {
             broken(seen, 6, "a page counts %u snapshots, %u use it",
                    seen->pages[i].record.references, seen->pages[i].used);
     for (uint32_t i = 0; i < seen->lineage_count; i++) {
+        check_parent(seen, i);
         if (seen->lineages[i].record.name[0] == 0)
             broken(seen, 8, "%u blocks without their lineage", seen->lineages[i].blocks);
         if (seen->lineages[i].used != seen->lineages[i].record.snapshot_count)

@@ -8,6 +8,7 @@
 #include "snapshot/snap_care.h"
 #include "snapshot/snap_retain.h"
 #include "snapshot/snap_spill.h"
+#include "snapshot/snap_tree.h"
 #include "store/store_fsck.h"
 #include "store/store_gc.h"
 #include "tests/support_invariants.h"
@@ -277,6 +278,103 @@ enum kv_err world_gc(struct world *world, struct kv_diag *diag) {
         err = store_gc(world->store, &options, &report, diag);
     world->gc_removed += report.removed;
     return err;
+}
+
+/* --- branches */
+
+/* Whatever is not saved is forgotten, as by an end of the program. */
+static void let_go(struct world *world, uint32_t session) {
+    struct session *found = world_find(world, session);
+    snapshot_drain(world->snapshot);
+    if (found != NULL)
+        session_drop(found);
+    snapshot_drain(world->snapshot);
+    engine_apply(world->engine);
+}
+
+/* A fact of `to`: that it is what `session` (its tag, or its head) is now. */
+static enum kv_err begin_copy(struct world *world, const struct snap_tree_place *place, uint32_t to,
+                              struct world_fact **fact_out, struct kv_diag *diag) {
+    struct restore_options options = {.skip_needles = 1};
+    struct receipt receipt;
+    struct session *woken = NULL;
+    struct session_info info;
+    enum kv_err err = snap_tree_find(world->store, place, &options.snapshot, NULL, diag);
+    if (err == KV_OK)
+        err = restore_wake(&world->source, place->name, &options, &woken, &receipt, diag);
+    if (err != KV_OK)
+        return err;
+    session_info(woken, &info);
+    struct world_fact *fact = begin_fact(world, to, 0);
+    fact->n = info.n;
+    fact->resident = life_resident(woken);
+    session_drop(woken);
+    *fact_out = fact;
+    return KV_OK;
+}
+
+static int is_nowhere(struct world *world, uint32_t session) {
+    struct snapshot_entry entry;
+    return world_find(world, session) == NULL &&
+           snapshot_find(world->store, world->alloc, world_name(session), &entry, NULL) ==
+               KV_ERR_NOT_FOUND;
+}
+
+enum kv_err world_back(struct world *world, uint32_t session, uint32_t percent,
+                       struct kv_diag *diag) {
+    struct session_info info;
+    let_go(world, session);
+    enum kv_err err = world_wake(world, session, diag);
+    if (err != KV_OK)
+        return err;
+    struct session *found = world_find(world, session);
+    session_info(found, &info);
+    err = snapshot_rewind(world->snapshot, found, 1 + (info.n - 1) * percent / 100, diag);
+    if (err != KV_OK)
+        return err;
+    for (int i = 0; session_promoting(found) && i < 100; i++)
+        engine_apply(world->engine);
+    support_engine_run(world->engine);
+    return world_save(world, session, 0, diag);
+}
+
+enum kv_err world_fork(struct world *world, uint32_t session, uint32_t to, struct kv_diag *diag) {
+    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree_place place = {world_name(session), NULL};
+    struct world_fact *fact = NULL;
+    let_go(world, session);
+    if (!is_nowhere(world, to))
+        return KV_OK;
+    enum kv_err err = begin_copy(world, &place, to, &fact, diag);
+    return err != KV_OK
+               ? err
+               : end_fact(world, fact, snap_tree_fork(&tree, &place, world_name(to), diag));
+}
+
+enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, struct kv_diag *diag) {
+    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree_place place = {world_name(session), NULL};
+    struct world_fact *fact = NULL;
+    let_go(world, session);
+    if (!is_nowhere(world, to))
+        return KV_OK;
+    enum kv_err err = begin_copy(world, &place, to, &fact, diag);
+    if (err != KV_OK)
+        return err;
+    struct world_fact *gone = begin_fact(world, session, 1);
+    err = snap_tree_rename(&tree, place.name, world_name(to), diag);
+    (void)end_fact(world, gone, err);
+    return end_fact(world, fact, err);
+}
+
+enum kv_err world_revert(struct world *world, uint32_t session, struct kv_diag *diag) {
+    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree_place place = {world_name(session), "before-restore-1"};
+    char kept[RECORD_TAG_BYTES_MAX + 1];
+    struct world_fact *fact = NULL;
+    let_go(world, session);
+    enum kv_err err = begin_copy(world, &place, session, &fact, diag);
+    return err != KV_OK ? err : end_fact(world, fact, snap_tree_revert(&tree, &place, kept, diag));
 }
 
 /* --- what the byte budget makes go */

@@ -1,7 +1,8 @@
 /* tests/sweep.c - `make sweep`: every cut point, every failing call of one scripted life.
  *
  * Responsible for: one life (create, chat, seal, write-through, snapshot, sleep, wake, demote, rm,
- * gc beside open sessions, a second writer, what the byte budget makes go, reopen) recorded once;
+ * gc beside open sessions, a second writer, what the byte budget makes go, forks, going back,
+ * renaming, reopen) recorded once;
  * the power cut behind every change, sync and index commit under eight policies for what was not
  * synced; the n-th failing change, index call and allocation until a run passes clean. After each:
  * the numbered invariants, fsck, and every acknowledged session, bit for bit (CASE-17). All through
@@ -12,7 +13,7 @@
  * Broken twins: BREAK_SYNC, BREAK_SYNC_ABOVE, BREAK_SYNC_NAMES, BREAK_ORDER, BREAK_TORN_BATCH,
  * BREAK_TOMBSTONE, BREAK_TRIM, BREAK_PAGE_USES, BREAK_COUNT, BREAK_LIVE_BYTES, BREAK_OPEN_LINEAGE,
  * BREAK_LOCK, BREAK_GC_EARLY, BREAK_GC_CHECKPOINT, BREAK_GC_MOVE,
- * BREAK_HALF_KNOWN.
+ * BREAK_HALF_KNOWN, BREAK_KIN, BREAK_FORK_CUT.
  */
 #include "tests/support_faulty_index.h"
 #include "tests/support_store.h"
@@ -25,7 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 37, STEP_REOPEN = 14, POLICIES = 8, IO_MAX = 400 };
+enum { STEPS = 47, STEP_REOPEN = 14, POLICIES = 8, IO_MAX = 400 };
 
 static uint64_t stride = 20;
 static struct world world;
@@ -69,6 +70,33 @@ static enum kv_err second_writer(const char *dir, struct kv_diag *diag) {
     return err == KV_ERR_BUSY ? KV_OK : kv_diag_set(diag, err, "%s", refused.text);
 }
 
+/* A long session goes back into its sealed text and on; forks of it, one of which goes on, outlive
+ * it; it returns to where it was; names change. */
+static enum kv_err branch_step(uint32_t number, struct kv_diag *diag) {
+    switch (number) {
+    case 37:
+        return world_say(&world, 0, 900, 11, diag);
+    case 38:
+        return world_save(&world, 0, 0, diag);
+    case 39:
+        return world_fork(&world, 0, 2, diag);
+    case 40:
+        return world_back(&world, 0, 55, diag);
+    case 41:
+        return world_say(&world, 2, 300, 12, diag);
+    case 42:
+        return world_save(&world, 2, 0, diag);
+    case 43:
+        return world_revert(&world, 0, diag);
+    case 44:
+        return world_rename(&world, 2, 3, diag);
+    case 45:
+        return world_remove(&world, 0, diag);
+    default:
+        return world_gc(&world, diag);
+    }
+}
+
 /* The byte budget reached: planes and an older snapshot of what sleeps, beside a session that is
  * resident; then a whole session. What was lowered goes on. */
 static enum kv_err budget_step(uint32_t number, struct kv_diag *diag) {
@@ -83,8 +111,10 @@ static enum kv_err budget_step(uint32_t number, struct kv_diag *diag) {
         return world_sleep(&world, 3, diag);
     case 35:
         return world_expire(&world, 3, diag);
-    default:
+    case 36:
         return world_retain(&world, diag);
+    default:
+        return branch_step(number, diag);
     }
 }
 
