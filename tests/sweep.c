@@ -1,8 +1,8 @@
 /* tests/sweep.c - `make sweep`: every cut point, every failing call of one scripted life.
  *
  * Responsible for: one life (create, chat, seal, write-through, snapshot, sleep, wake, demote, rm,
- * gc beside open sessions, a second writer, what the byte budget makes go, forks, going back,
- * renaming, reopen) recorded once;
+ * gc beside open sessions, a second writer, what the byte budget makes go, going back, forks, new
+ * names, reopen) recorded once:
  * the power cut behind every change, sync and index commit under eight policies for what was not
  * synced; the n-th failing change, index call and allocation until a run passes clean. After each:
  * the numbered invariants, fsck, and every acknowledged session, bit for bit (CASE-17). All through
