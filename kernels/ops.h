@@ -151,6 +151,24 @@ struct ops_finite {
     int32_t mark;
 };
 
+/* top[row][k] = the k best of logits[row][count] in the sampler's order: larger first, equal ones by
+ * lower id. Values that are not finite come before all others, lowest id first, so that top[row][0]
+ * tells. k is 1..OPS_TOP_MAX and at most count. The same bits on every device. */
+enum { OPS_TOP_MAX = 64 };
+struct ops_candidate {
+    float logit;
+    uint32_t id;
+};
+struct ops_top {
+    const float *logits;
+    struct ops_candidate *top;
+    size_t stride;
+    uint32_t rows;
+    uint32_t count;
+    uint32_t k;
+};
+void ops_top_select(const struct ops_top *args, uint32_t first_row, uint32_t end_row);
+
 uint32_t ops_matmul_items(const struct ops_matmul *args);
 uint32_t ops_embed_items(const struct ops_embed *args);
 uint32_t ops_rmsnorm_items(const struct ops_rmsnorm *args);

@@ -285,6 +285,30 @@ static void test_matmul(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t k) {
     }
 }
 
+/* Ties, zeros of both signs and, in the last row, values that are not finite. */
+static void test_top(uint32_t count, uint32_t k) {
+    enum { ROWS = 3 };
+    size_t stride = count + 5;
+    twin<float> logits(ROWS * stride);
+    twin<struct ops_candidate> top(ROWS * k + 2);
+    struct ops_top host = {logits.host.data(), top.host.data(), stride, ROWS, count, k};
+    struct ops_top device = {logits.device, top.device, stride, ROWS, count, k};
+    void *scratch;
+
+    for (float &x : logits.host)
+        x = source.below(4) == 0 ? -0.0f : roundf(source.normal() * 64) / 16;
+    if (count > 40) {
+        logits.host[2 * stride + 37] = -INFINITY;
+        logits.host[2 * stride + 39] = NAN;
+    }
+    logits.send(), top.send();
+    GPU_TRY(cudaMalloc(&scratch, cuda_ops_top_scratch_bytes(&device)));
+    ops_top_select(&host, 0, ROWS);
+    GPU_TRY(cuda_ops_top(&device, scratch, 0));
+    check(top.same(), "top", count * 100 + k);
+    GPU_TRY(cudaFree(scratch));
+}
+
 int main(void) {
     static const enum ops_type types[] = {OPS_F32, OPS_F16, OPS_BF16, OPS_Q8_0, OPS_Q4_0, OPS_Q4_1};
     static const uint32_t widths[] = {1, 31, 64, 576, 4096, 12288, 14336};
@@ -302,6 +326,10 @@ int main(void) {
         test_embed(type);
     for (enum ops_type type : types)
         test_weight_rows(type);
+    for (uint32_t k : {1u, 10u, 64u})
+        for (uint32_t count : {64u, 1000u, 1024u, 49152u, 128256u})
+            test_top(count, k);
+    test_top(1, 1);
     test_matmul(576, 192, 192, 576);
     test_matmul(1, 130, 47, 32);
     test_matmul(150, 576, 33, 1536);

@@ -6,6 +6,7 @@
  */
 #include "engine/model/sampler.h"
 
+#include "kernels/ops.h"
 #include "tests/testing.h"
 
 #include <math.h>
@@ -201,6 +202,61 @@ static void the_best_are_sorted(void **state) {
     assert_true(margin == 0.5f);
 }
 
+/* Also the order of the device's helper, whose specification is ops_top_select. */
+static void the_best_decide_as_the_whole_row(void **state) {
+    (void)state;
+    static const struct sampler_settings cases[] = {{0.0f, 1.0f, SAMPLER_TOP_K_ALL, 5},
+                                                    {0.7f, 1.0f, 40, 5},
+                                                    {1.3f, 0.8f, 64, 5},
+                                                    {2.0f, 0.5f, 7, 5},
+                                                    {5.0f, 1.0f, 1, 5}};
+    float logits[VOCAB];
+    random_logits(logits, testing_seed("best", 8));
+    for (int i = 0; i < VOCAB; i += 2)
+        logits[i] = roundf(logits[i]);
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        struct ops_candidate top[OPS_TOP_MAX];
+        struct sampler_candidate candidates[SAMPLER_TOP_MAX], expected[SAMPLER_TOP_MAX];
+        uint32_t wanted = sampler_wanted(&cases[c], VOCAB), id = UINT32_MAX;
+        struct ops_top select = {logits, top, VOCAB, 1, VOCAB, wanted};
+        struct sampler_row row = {.logits = logits, .count = VOCAB};
+        ops_top_select(&select, 0, 1);
+        assert_int_equal(sampler_top(&row, wanted, expected, NULL), KV_OK);
+        for (uint32_t i = 0; i < wanted; i++) {
+            candidates[i] = (struct sampler_candidate){top[i].logit, top[i].id};
+            assert_int_equal(top[i].id, expected[i].id);
+        }
+        for (uint64_t position = 0; position < 300; position++) {
+            struct sampler_best best = {candidates, wanted, position};
+            assert_int_equal(sampler_pick_best(&cases[c], &best, &id, NULL), KV_OK);
+            assert_int_equal(id, pick(cases[c], logits, VOCAB, position));
+        }
+        struct sampler_best few = {candidates, wanted - 1, 0};
+        assert_int_equal(sampler_pick_best(&cases[c], &few, &id, NULL), KV_ERR_INVALID);
+    }
+    assert_int_equal(sampler_wanted(&(struct sampler_settings){1, 1, 65, 1}, VOCAB), 0);
+    assert_int_equal(sampler_wanted(&(struct sampler_settings){1, 1, 10, 1}, 10), 0);
+}
+
+static void values_that_are_not_finite_come_first(void **state) {
+    (void)state;
+    float logits[] = {1.0f, INFINITY, 2.0f, NAN, -INFINITY, 3.0f};
+    struct ops_candidate top[4];
+    struct ops_top select = {logits, top, 6, 1, 6, 4};
+    ops_top_select(&select, 0, 1);
+    assert_int_equal(top[0].id, 1);
+    assert_int_equal(top[1].id, 3);
+    assert_int_equal(top[2].id, 4);
+    assert_int_equal(top[3].id, 5);
+    struct sampler_candidate bad = {top[1].logit, top[1].id};
+    struct sampler_best best = {&bad, 1, 12};
+    struct kv_diag diag = {0};
+    uint32_t id = 99;
+    assert_int_equal(sampler_pick_best(&greedy, &best, &id, &diag), KV_ERR_DEVICE);
+    assert_non_null(strstr(diag.text, "token 3 at position 12"));
+    assert_int_equal(id, 99);
+}
+
 static void bad_logits_name_the_position(void **state) {
     (void)state;
     const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -256,5 +312,7 @@ TESTING_MAIN(cmocka_unit_test(greedy_takes_the_largest_and_the_lower_id),
              cmocka_unit_test(choice_depends_on_seed_and_position_alone),
              cmocka_unit_test(random_numbers_are_spread),
              cmocka_unit_test(log_probs_agree_with_libm), cmocka_unit_test(the_best_are_sorted),
+             cmocka_unit_test(the_best_decide_as_the_whole_row),
+             cmocka_unit_test(values_that_are_not_finite_come_first),
              cmocka_unit_test(bad_logits_name_the_position),
              cmocka_unit_test(bad_settings_are_named))

@@ -240,6 +240,41 @@ done:
     return err;
 }
 
+uint32_t sampler_wanted(const struct sampler_settings *settings, uint32_t count) {
+    if (settings->temperature == 0.0f)
+        return 1;
+    return settings->top_k < count && settings->top_k <= SAMPLER_TOP_MAX ? settings->top_k : 0;
+}
+
+/* The candidates are a row of their own, in which falling logit and rising index are one order: the
+ * sums of sampler_pick then add the same numbers in the same order. */
+enum kv_err sampler_pick_best(const struct sampler_settings *settings,
+                              const struct sampler_best *best, uint32_t *id_out,
+                              struct kv_diag *diag) {
+    struct sampler_candidate scratch[SAMPLER_TOP_MAX];
+    float logits[SAMPLER_TOP_MAX];
+    struct sampler_row row = {logits, best->count, best->position};
+    uint32_t wanted, index = 0;
+    enum kv_err err = KV_OK;
+
+    KV_TRY(sampler_check(settings, diag));
+    wanted = sampler_wanted(settings, UINT32_MAX);
+    if (wanted == 0 || best->count != wanted)
+        KV_TRY(kv_diag_set(diag, KV_ERR_INVALID, "%u candidates were given, %u are wanted",
+                           best->count, wanted));
+    for (uint32_t i = 0; i < best->count; i++) {
+        logits[i] = best->top[i].logit;
+        if (!isfinite(logits[i]))
+            KV_TRY(kv_diag_set(diag, KV_ERR_DEVICE,
+                               "the logit of token %u at position %llu is not finite",
+                               best->top[i].id, (unsigned long long)best->position));
+    }
+    KV_TRY(sampler_pick(settings, &row, scratch, &index, diag));
+    *id_out = best->top[index].id;
+done:
+    return err;
+}
+
 enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
                         struct sampler_candidate *top_out, struct kv_diag *diag) {
     enum kv_err err = check_row(row, diag);

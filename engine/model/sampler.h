@@ -50,6 +50,22 @@ enum kv_err sampler_check(const struct sampler_settings *settings, struct kv_dia
 enum kv_err sampler_pick(const struct sampler_settings *settings, const struct sampler_row *row,
                          struct sampler_candidate *scratch, uint32_t *id_out, struct kv_diag *diag);
 
+/* A device can send the best candidates instead of a row: how many decide as all `count` would, at
+ * most SAMPLER_TOP_MAX; 0 when the whole row is needed. */
+enum { SAMPLER_TOP_MAX = 64 };
+uint32_t sampler_wanted(const struct sampler_settings *settings, uint32_t count);
+/* Bit for bit the choice of sampler_pick over a row whose sampler_wanted best are `top`, as
+ * sampler_top orders them. Errors as sampler_pick; INVALID also when `count` is not what is
+ * wanted. */
+struct sampler_best {
+    const struct sampler_candidate *top;
+    uint32_t count;
+    uint64_t position;
+};
+enum kv_err sampler_pick_best(const struct sampler_settings *settings,
+                              const struct sampler_best *best, uint32_t *id_out,
+                              struct kv_diag *diag);
+
 /* The k largest by falling logit, ties by lower id; k ≤ row->count. KV_ERR_DEVICE as above,
  * KV_ERR_INVALID when k is out of range. */
 enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,

@@ -30,6 +30,10 @@ cudaError_t cuda_ops_swiglu(const struct ops_swiglu *args, cudaStream_t stream);
 cudaError_t cuda_ops_add(const struct ops_add *args, cudaStream_t stream);
 cudaError_t cuda_ops_finite(const struct ops_finite *args, cudaStream_t stream);
 
+/* `scratch`: cuda_ops_top_scratch_bytes, 8-byte aligned. */
+size_t cuda_ops_top_scratch_bytes(const struct ops_top *args);
+cudaError_t cuda_ops_top(const struct ops_top *args, void *scratch, cudaStream_t stream);
+
 /* Of the current device; must succeed once per device before cuda_ops_matmul. */
 struct cuda_ops_device {
     uint32_t thin_ctas[2]; /* CTAs at once: to 8 rows, to 16 rows */
