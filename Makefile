@@ -59,6 +59,7 @@ SRC_engine  := $(filter-out engine/device/device_none.c,$(SRC_engine))
 LDLIBS      += -L$(patsubst %/bin/nvcc,%/lib64,$(NVCC)) -lcudart_static -ldl -lrt -lstdc++
 else
 SRC_engine  := $(filter-out engine/device/device_cuda.c,$(SRC_engine))
+SRC_kernels += kernels/cuda/without_cuda.c
 endif
 
 # tests/: these are programs; any other file is shared by them.
@@ -84,7 +85,7 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
 .PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep \
-        sim fuzz fuzz-programs install clean setup print-link FORCE
+        sim fuzz fuzz-programs gpu-test gpu-bench install clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -104,6 +105,8 @@ help:
 	@echo 'make sim          random lives with faults on a virtual clock (SECONDS=60 SEED=)'
 	@echo 'make fuzz         libFuzzer over everything read from disk (SECONDS=60; needs clang)'
 	@echo 'make bench        speed and quality figures'
+	@echo 'make gpu-test     kernels against their twins, with CUDA toolkit, gcc and a GPU'
+	@echo 'make gpu-bench    their speed and that of a decode step, to tests/results/'
 	@echo 'make setup        packages and the default model'
 	@echo 'make install      program and README (DESTDIR=, PREFIX=/usr/local)'
 	@echo 'make clean        remove build/'
@@ -264,6 +267,14 @@ sweep: setup
 sim: setup
 	@$(MAKE_ALL) $B/tests/sim
 	@$B/tests/sim $(SECONDS) $(SEED)
+
+# Neither needs packages: the script builds kernels and their tests alone.
+gpu-test:
+	@tools/gpu.sh build/gpu parity
+
+gpu-bench:
+	@tools/gpu.sh build/gpu bench
+	@cp build/gpu/gpu_bench.json tests/results/gpu_bench.json
 
 # New inputs stay in build/; those that found something belong into tests/corpus.
 fuzz: setup

@@ -151,9 +151,9 @@ struct ops_finite {
     int32_t mark;
 };
 
-/* top[row][k] = the k best of logits[row][count] in the sampler's order: larger first, equal ones by
- * lower id. Values that are not finite come before all others, lowest id first, so that top[row][0]
- * tells. k is 1..OPS_TOP_MAX and at most count. The same bits on every device. */
+/* top[row][k] = the k best of logits[row][count] in the sampler's order: larger first, equal ones
+ * by lower id. Values that are not finite come before all others, lowest id first, so that
+ * top[row][0] tells. k is 1..OPS_TOP_MAX and at most count. The same bits on every device. */
 enum { OPS_TOP_MAX = 64 };
 struct ops_candidate {
     float logit;

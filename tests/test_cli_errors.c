@@ -73,6 +73,12 @@ static void usage_mistakes_end_with_1(void **state) {
     cli_refused(cli, 1, "--key and --value are needed");
     cli_call(cli, "bench", "frob", NULL);
     cli_refused(cli, 1, "no such benchmark");
+    cli_call(cli, "bench", "attention", "--tokens", "700", NULL);
+    cli_refused(cli, 1, "--tokens 700");
+    if (access("/dev/nvidiactl", F_OK) != 0) {
+        cli_call(cli, "bench", "attention", NULL);
+        cli_refused(cli, 6, "it needs a GPU");
+    }
     cli_call(cli, "help", "frob", NULL);
     cli_refused(cli, 1, "no such command");
     assert_int_not_equal(access(cli->store, F_OK), 0);

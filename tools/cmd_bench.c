@@ -190,8 +190,10 @@ enum kv_err cmd_bench(struct cmd *cmd, struct kv_diag *diag) {
         return cmd_bench_quality(cmd, diag);
     if (strcmp(what, "rates") == 0)
         return cmd_bench_rates(cmd, diag);
+    if (strcmp(what, "attention") == 0)
+        return cmd_bench_attention(cmd, diag);
     return kv_diag_set(diag, KV_ERR_INVALID,
-                       "bench %.60s: no such benchmark; take store, restore, model, kv-quality or "
-                       "rates",
+                       "bench %.60s: no such benchmark; take store, restore, model, kv-quality, "
+                       "rates or attention",
                        what);
 }

@@ -22,6 +22,7 @@ void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t 
 /* --tokens, or `usual` when it was not given. */
 uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual);
 
+enum kv_err cmd_bench_attention(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_model(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag);

@@ -178,7 +178,7 @@ static const struct cmd_entry entries[] = {
      "  echo -n 'hello' | coldplane tokenize\n"
      "  coldplane tokenize --special --json <prompt.txt\n",
      0, 0, CONFIG_TOKENS, cmd_tokenize},
-    {"bench", "store|restore|model|kv-quality|rates", "measure on this machine",
+    {"bench", "store|restore|model|kv-quality|rates|attention", "measure on this machine",
      "store:      writes and reads through a store made for it, beside plain O_DIRECT I/O.\n"
      "restore:    wakes session bench-TOKENS, beside a plain reader of the same bytes and beside\n"
      "            prefilling those tokens; --build makes that session first. Without it an empty\n"
@@ -187,7 +187,9 @@ static const struct cmd_entry entries[] = {
      "kv-quality: what each tier of recipe v3 costs against BF16.\n"
      "rates:      disk, unzip, copy and prefill of this machine, measured with a scratch session "
      "in\n"
-     "            the store and kept there for the estimates of `show` and for --wake faster.",
+     "            the store and kept there for the estimates of `show` and for --wake faster.\n"
+     "attention:  decode attention on the GPU, alone and inside a whole decode step of an 8B\n"
+     "            model, against the card's copy and read rates; answers are checked.",
      "  coldplane bench store --size 1GiB\n"
      "  coldplane bench restore --build --tokens 7500\n"
      "  coldplane bench kv-quality --json\n",

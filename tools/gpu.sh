@@ -7,6 +7,7 @@
 #
 # Usage: tools/gpu.sh OUT [build|parity|sanitize|bench|all], from the root of the tree. Without a
 # GPU `build` still compiles everything for sm_80 and sm_90. COMMIT names the sources in results.
+# bench gathers everything in OUT/gpu_bench.json; make gpu-bench keeps that in tests/results/.
 set -eu
 out=${1:?usage: tools/gpu.sh OUT [build|parity|sanitize|bench|all]}
 what=${2:-all}
@@ -74,9 +75,23 @@ sanitize() {
 bench() {
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu \
         --format=csv | tee "$out/clocks.csv"
-    "$work/gpu_bench" "$commit" "$out/gpu_bench.json" | tee "$out/gpu_bench.txt"
+    "$work/gpu_step" "$out/step.json" >"$out/step.txt" || { cat "$out/step.txt"; exit 1; }
+    cat "$out/step.txt"
+    python3 "$root/tools/gpu_peer.py" "$out/peer.json" || true
+    "$work/gpu_bench" "$commit" "$out/kernels.json" >"$out/kernels.txt" ||
+        { cat "$out/kernels.txt"; exit 1; }
+    cat "$out/kernels.txt"
     nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu --format=csv >>"$out/clocks.csv"
-    python3 "$root/tools/gpu_peer.py" "$out/gpu_peer.json" || true
+    [ -s "$out/peer.json" ] || echo null >"$out/peer.json"
+    {
+        printf '{"command": "make gpu-bench", "commit": "%s", "date": "%s",\n' "$commit" \
+            "$(date -u +%F)"
+        printf '"cuda": "%s",\n"clocks": "%s",\n' \
+            "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" \
+            "$(tr '\n' ';' <"$out/clocks.csv" | tr -d '"')"
+        printf '"step": %s,\n"torch": %s,\n"kernels": %s}\n' "$(cat "$out/step.json")" \
+            "$(cat "$out/peer.json")" "$(cat "$out/kernels.json")"
+    } >"$out/gpu_bench.json"
 }
 
 build

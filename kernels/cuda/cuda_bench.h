@@ -59,8 +59,8 @@ struct cuda_bench_options {
     void *context;
 };
 
-/* NULL, or what went wrong: a CUDA error, no device, too little memory, a wrong answer (borrowed,
- * static). After a wrong answer no further case is reported. */
+/* NULL, or what went wrong (static text): a CUDA error, no device, too little memory, or "wrong
+ * answer: ...". After a wrong answer no further case is reported. */
 const char *cuda_bench_run(const struct cuda_bench_options *options);
 
 #ifdef __cplusplus

@@ -1,0 +1,11 @@
+/* kernels/cuda/without_cuda.c - what a program built with CUDA=0 says in place of the kernels.
+ *
+ * Responsible for: cuda_bench_run, which then only says so.
+ * Not responsible for: anything that computes.
+ */
+#include "kernels/cuda/cuda_bench.h"
+
+const char *cuda_bench_run(const struct cuda_bench_options *options) {
+    (void)options;
+    return "this program was built without CUDA";
+}
