@@ -211,7 +211,7 @@ struct matmul_scene {
     std::vector<std::vector<float>> run(uint32_t first, uint32_t rows) {
         std::vector<std::vector<float>> y;
         struct ops_matmul args[3] = {};
-        struct cuda_ops_matmul launch = {&device, args, 3, scratch, 0};
+        struct cuda_ops_matmul launch = {&device, args, 3, scratch, 0, NULL, NULL};
         for (int i = 0; i < 3; i++) {
             y.push_back(start(i));
             GPU_TRY(cudaMemcpy(y_device[i], y[i].data(), y[i].size() * 4, cudaMemcpyHostToDevice));
@@ -235,6 +235,52 @@ static float from_bf16(uint16_t bits) {
     float value;
     memcpy(&value, &wide, sizeof value);
     return value;
+}
+
+/* Two products of equal n with the norm before and SwiGLU behind them: the bits of four kernels. */
+static void test_around(uint32_t n, uint32_t k) {
+    enum { ROWS = 140 };
+    matmul_scene scene(n, n, 1, k);
+    twin<float> raw(ROWS * (k + 4)), gain(k), inner(ROWS * n + 9), expected(ROWS * n + 9);
+    float *y, *gate, *up;
+    struct ops_rmsnorm norm = {};
+    struct ops_matmul args[2] = {};
+    struct cuda_ops_matmul launch = {&scene.device, args, 2, scene.scratch, 0, NULL, NULL};
+
+    raw.normal(3.0f), gain.normal(1.0f);
+    raw.send(), gain.send();
+    GPU_TRY(cudaMalloc((void **)&y, ROWS * k * 4));
+    GPU_TRY(cudaMalloc((void **)&gate, ROWS * n * 4));
+    GPU_TRY(cudaMalloc((void **)&up, ROWS * n * 4));
+    norm = {raw.device, gain.device, y, k + 4, k, 0, k, 1e-5f};
+    for (uint32_t rows : {1u, 2u, 3u, 8u, 9u, 16u, 17u, 64u, 65u, (uint32_t)ROWS}) {
+        struct ops_swiglu swiglu = {gate, up, expected.device, (size_t)rows * n};
+        norm.rows = rows;
+        for (int i = 0; i < 2; i++) {
+            args[i] = {{OPS_BF16, n, k, (const uint8_t *)scene.on_device[i]},
+                       y,
+                       NULL,
+                       i ? up : gate,
+                       k,
+                       n,
+                       rows};
+        }
+        launch.norm = NULL, launch.glu = NULL;
+        expected.send(), inner.send();
+        GPU_TRY(cuda_ops_rmsnorm(&norm, 0));
+        GPU_TRY(cuda_ops_matmul(&launch));
+        GPU_TRY(cuda_ops_swiglu(&swiglu, 0));
+        GPU_TRY(cudaMemset(y, 0xFF, ROWS * k * 4));
+        GPU_TRY(cudaMemset(gate, 0xFF, ROWS * n * 4));
+        GPU_TRY(cudaMemset(up, 0xFF, ROWS * n * 4));
+        launch.norm = &norm, launch.glu = inner.device;
+        GPU_TRY(cuda_ops_matmul(&launch));
+        GPU_TRY(cudaMemcpy(inner.host.data(), expected.device, inner.host.size() * 4,
+                           cudaMemcpyDeviceToHost));
+        check(inner.same(), "norm, products, swiglu in one", rows * 100000 + k);
+        memset((void *)inner.host.data(), 0xFF, inner.host.size() * 4);
+    }
+    cudaFree(y), cudaFree(gate), cudaFree(up);
 }
 
 /* |y - exact| over its bound, worst of the outputs; exact in double over fp32 x. */
@@ -330,6 +376,10 @@ int main(void) {
         for (uint32_t count : {64u, 1000u, 1024u, 49152u, 128256u})
             test_top(count, k);
     test_top(1, 1);
+    test_around(1536, 576);
+    test_around(33, 64);
+    test_around(1000, 4096);
+    test_around(40, 4608);
     test_matmul(576, 192, 192, 576);
     test_matmul(1, 130, 47, 32);
     test_matmul(150, 576, 33, 1536);

@@ -257,7 +257,7 @@ static void wall_rmsnorm(struct device *device, const struct ops_rmsnorm *args) 
 static void wall_matmul(struct device *device, const struct device_matmuls *args) {
     struct wall *wall = wall_of(device);
     struct ops_matmul real[DEVICE_MATMULS_MAX];
-    struct device_matmuls all = {real, args->count, args->class};
+    struct device_matmuls all = {real, args->count, args->class, NULL, NULL};
 
     for (uint32_t i = 0; i < args->count; i++) {
         real[i] = args->args[i];

@@ -117,12 +117,31 @@ void device_rmsnorm(struct device *device, const struct ops_rmsnorm *args) {
     stop(device, DEVICE_NORM, begin_ns);
 }
 
-void device_matmul(struct device *device, const struct device_matmuls *args) {
+static void multiply(struct device *device, const struct device_matmuls *args) {
     uint64_t begin_ns = start(device);
 
-    assert(args->count >= 1 && args->count <= DEVICE_MATMULS_MAX);
     device->ops->matmul(device, args);
     stop(device, args->class, begin_ns);
+}
+
+void device_matmul(struct device *device, const struct device_matmuls *args) {
+    struct device_matmuls alone = {args->args, args->count, args->class, NULL, NULL};
+
+    assert(args->count >= 1 && args->count <= DEVICE_MATMULS_MAX);
+    assert(!args->glu || args->count == 2);
+    if (device->ops->matmul_around) {
+        multiply(device, args);
+        return;
+    }
+    if (args->norm)
+        device_rmsnorm(device, args->norm);
+    multiply(device, &alone);
+    if (args->glu) {
+        const struct ops_matmul *both = args->args;
+        struct ops_swiglu swiglu = {both[0].y, both[1].y, args->glu,
+                                    (size_t)both[0].rows * both[0].weight.n};
+        device_swiglu(device, &swiglu);
+    }
 }
 
 void device_rope(struct device *device, const struct ops_rope *args) {

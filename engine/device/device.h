@@ -65,6 +65,11 @@ struct device_matmuls { /* products that do not depend on each other */
     const struct ops_matmul *args;
     uint32_t count; /* 1 … DEVICE_MATMULS_MAX */
     enum device_class class;
+    /* NULL, or the norm that makes the x of all: done first; its y may stay unwritten. */
+    const struct ops_rmsnorm *norm;
+    /* NULL, or [rows][n] SwiGLU of exactly two, gate and up: done last; their y, contiguous rows,
+     * may stay unwritten. The bits are those of the separate operations. */
+    float *glu;
 };
 enum { DEVICE_MATMULS_MAX = 4, DEVICE_TEXT_BYTES = 192 };
 
@@ -96,6 +101,7 @@ struct device_ops {
     void (*embed)(struct device *device, const struct ops_embed *args);
     void (*rmsnorm)(struct device *device, const struct ops_rmsnorm *args);
     void (*matmul)(struct device *device, const struct device_matmuls *args);
+    int matmul_around; /* 1 when it does norm and glu; otherwise it never sees them */
     void (*rope)(struct device *device, const struct ops_rope *args);
     void (*swiglu)(struct device *device, const struct ops_swiglu *args);
     void (*finite)(struct device *device, const struct ops_finite *args);

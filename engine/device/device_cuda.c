@@ -564,7 +564,8 @@ static void cuda_rmsnorm(struct device *device, const struct ops_rmsnorm *args) 
 static void cuda_matmul(struct device *device, const struct device_matmuls *args) {
     struct cuda *cuda = cuda_of(device);
     uint64_t bytes = cuda_ops_matmul_scratch_bytes(args->args->rows, args->args->weight.k);
-    struct cuda_ops_matmul launch = {&cuda->ops, args->args, args->count, NULL, step_of(device)};
+    struct cuda_ops_matmul launch = {&cuda->ops,      args->args, args->count, NULL,
+                                     step_of(device), args->norm, args->glu};
 
     if (bytes > cuda->matmul_scratch_bytes) {
         assert(!cuda->recording);
@@ -572,10 +573,8 @@ static void cuda_matmul(struct device *device, const struct device_matmuls *args
         cuda->matmul_scratch_bytes = cuda->matmul_scratch ? bytes : 0;
     }
     launch.scratch = bytes ? (uint16_t *)cuda->matmul_scratch : NULL;
-    if (bytes && !launch.scratch)
-        check(cuda, cudaErrorMemoryAllocation, "matrix product");
-    else
-        check(cuda, cuda_ops_matmul(&launch), "matrix product");
+    check(cuda, bytes && !launch.scratch ? cudaErrorMemoryAllocation : cuda_ops_matmul(&launch),
+          "matrix product");
 }
 
 static void cuda_rope(struct device *device, const struct ops_rope *args) {
@@ -674,6 +673,7 @@ static const struct device_ops cuda_ops = {
     .embed = cuda_embed,
     .rmsnorm = cuda_rmsnorm,
     .matmul = cuda_matmul,
+    .matmul_around = 1,
     .rope = cuda_rope,
     .swiglu = cuda_swiglu,
     .finite = cuda_finite,

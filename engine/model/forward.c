@@ -159,25 +159,23 @@ static struct ops_matmul product(const struct ops_weight *weight, const float *x
                                .rows = rows};
 }
 
-static void norm(const struct forward *forward, const float *x, const float *gain, float *y,
-                 uint32_t rows) {
-    struct ops_rmsnorm args = {.x = x,
-                               .gain = gain,
-                               .y = y,
-                               .x_stride = forward->geometry.hidden,
-                               .y_stride = forward->geometry.hidden,
-                               .rows = rows,
-                               .width = forward->geometry.hidden,
-                               .eps = forward->geometry.rms_eps};
-
-    device_rmsnorm(forward->device, &args);
+static struct ops_rmsnorm norm(const struct forward *forward, const float *x, const float *gain,
+                               float *y, uint32_t rows) {
+    return (struct ops_rmsnorm){.x = x,
+                                .gain = gain,
+                                .y = y,
+                                .x_stride = forward->geometry.hidden,
+                                .y_stride = forward->geometry.hidden,
+                                .rows = rows,
+                                .width = forward->geometry.hidden,
+                                .eps = forward->geometry.rms_eps};
 }
 
 /* x += weight * y for one weight. */
 static void add_product(struct forward *forward, const struct ops_weight *weight, const float *y,
                         uint32_t rows) {
     struct ops_matmul args = product(weight, y, forward->x, rows);
-    struct device_matmuls products = {&args, 1, DEVICE_MATMUL};
+    struct device_matmuls products = {&args, 1, DEVICE_MATMUL, NULL, NULL};
 
     args.residual = forward->x;
     device_matmul(forward->device, &products);
@@ -189,7 +187,8 @@ static void project(struct forward *forward, const struct forward_layer *weights
     struct ops_matmul args[3] = {product(&weights->q, forward->normed, forward->q, rows),
                                  product(&weights->k, forward->normed, forward->k, rows),
                                  product(&weights->v, forward->normed, forward->v, rows)};
-    struct device_matmuls products = {args, 3, DEVICE_MATMUL};
+    struct ops_rmsnorm first = norm(forward, forward->x, weights->attn_norm, forward->normed, rows);
+    struct device_matmuls products = {args, 3, DEVICE_MATMUL, &first, NULL};
     struct ops_rope rope = {
         .q = forward->q,
         .k = forward->k,
@@ -242,14 +241,10 @@ static void feed_forward(struct forward *forward, const struct forward_layer *we
                          uint32_t rows) {
     struct ops_matmul args[2] = {product(&weights->gate, forward->normed, forward->gate, rows),
                                  product(&weights->up, forward->normed, forward->up, rows)};
-    struct device_matmuls products = {args, 2, DEVICE_MATMUL};
-    struct ops_swiglu swiglu = {.gate = forward->gate,
-                                .up = forward->up,
-                                .y = forward->gate,
-                                .count = (size_t)rows * forward->geometry.ffn};
+    struct ops_rmsnorm first = norm(forward, forward->x, weights->ffn_norm, forward->normed, rows);
+    struct device_matmuls products = {args, 2, DEVICE_MATMUL, &first, forward->gate};
 
     device_matmul(forward->device, &products);
-    device_swiglu(forward->device, &swiglu);
     add_product(forward, &weights->down, forward->gate, rows);
 }
 
@@ -277,11 +272,9 @@ static void run_layers(struct forward *forward, const struct rows *rows, int fin
     device_embed(forward->device, &embed);
     for (uint32_t layer = 0; layer < forward->geometry.layers; layer++) {
         const struct forward_layer *weights = &forward->layer[layer];
-        norm(forward, forward->x, weights->attn_norm, forward->normed, rows->count);
         project(forward, weights, layer, rows->count);
         attend(forward, rows, layer);
         add_product(forward, &weights->o, forward->attended, rows->count);
-        norm(forward, forward->x, weights->ffn_norm, forward->normed, rows->count);
         feed_forward(forward, weights, rows->count);
         if (find || layer + 1 == forward->geometry.layers)
             check(forward, layer, rows->count);
@@ -330,8 +323,10 @@ static void head_norm(const struct forward *forward, const struct forward_seq *s
             if (seqs[at->seq].kv.first_row + at->row != row + end - first)
                 break;
         }
-        norm(forward, forward->x + (size_t)row * hidden, forward->output_norm,
-             forward->normed + (size_t)first * hidden, end - first);
+        struct ops_rmsnorm args =
+            norm(forward, forward->x + (size_t)row * hidden, forward->output_norm,
+                 forward->normed + (size_t)first * hidden, end - first);
+        device_rmsnorm(forward->device, &args);
     }
 }
 
@@ -339,7 +334,7 @@ static void head_norm(const struct forward *forward, const struct forward_seq *s
 static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
                              const struct rows *rows, uint32_t count) {
     struct ops_matmul args = product(&forward->output, forward->normed, forward->logits, count);
-    struct device_matmuls products = {&args, 1, DEVICE_HEAD};
+    struct device_matmuls products = {&args, 1, DEVICE_HEAD, NULL, NULL};
     float *all = forward->logits_host;
     enum kv_err err;
 

@@ -49,6 +49,7 @@ struct step {
     double weight_bytes;
     step_layer layer[BENCH_LAYERS];
     float *x, *normed, *logits;
+    uint16_t *rounded;
 };
 
 /* Once for all cases. */
@@ -122,17 +123,12 @@ static inline void step_make_activations(bench &bench, step &step, const bench_s
     }
     step.x = bench_take<float>(bench, rows * STEP_HIDDEN);
     step.normed = bench_take<float>(bench, rows * STEP_HIDDEN);
+    step.rounded =
+        bench_take<uint16_t>(bench, cuda_ops_matmul_scratch_bytes(rows, STEP_FFN) / 2 + 16);
     step.logits = bench_take<float>(bench, (size_t)rows * STEP_VOCAB);
 }
 
 /* --- the kernels of a step */
-
-static inline void step_norm(bench &bench, const step &step, const float *x, float *y) {
-    struct ops_rmsnorm args = {x,           step.gain, y,           STEP_HIDDEN,
-                               STEP_HIDDEN, step.rows, STEP_HIDDEN, 1e-5f};
-
-    bench_ok(bench, cuda_ops_rmsnorm(&args, bench.stream));
-}
 
 static inline struct ops_matmul step_product(const step &step, const uint16_t *weight,
                                              const uint32_t *shape, const float *x, float *y) {
@@ -147,8 +143,20 @@ static inline struct ops_matmul step_product(const step &step, const uint16_t *w
     return args;
 }
 
-static inline void step_multiply(bench &bench, const struct ops_matmul *args, uint32_t count) {
-    struct cuda_ops_matmul launch = {&bench.ops, args, count, NULL, bench.stream};
+/* What goes with a product: the norm before it, the SwiGLU behind it. */
+struct step_around {
+    const float *norm_x, *norm_y;
+    float *glu;
+};
+
+static inline void step_multiply(bench &bench, const step &step, const struct ops_matmul *args,
+                                 uint32_t count, const step_around &around) {
+    struct ops_rmsnorm norm = {around.norm_x, step.gain,   (float *)around.norm_y,
+                               STEP_HIDDEN,   STEP_HIDDEN, step.rows,
+                               STEP_HIDDEN,   1e-5f};
+    struct cuda_ops_matmul launch = {&bench.ops,   args,         count,
+                                     step.rounded, bench.stream, around.norm_x ? &norm : NULL,
+                                     around.glu};
 
     bench_ok(bench, cuda_ops_matmul(&launch));
 }
@@ -162,7 +170,7 @@ static inline void step_project(bench &bench, const step &step, uint32_t l) {
         step_product(step, weight[STEP_V], step_shape[STEP_V], layer.normed, layer.v)};
     struct ops_rope rope = {};
 
-    step_multiply(bench, args, 3);
+    step_multiply(bench, step, args, 3, {layer.x, layer.normed, NULL});
     rope.q = layer.q, rope.k = layer.k, rope.v = layer.v;
     rope.q_stride = STEP_HIDDEN, rope.kv_stride = STEP_KV;
     rope.dest = layer.dest;
@@ -182,12 +190,10 @@ static inline void step_feed_forward(bench &bench, const step &step, uint32_t l,
         step_product(step, weight[STEP_UP], step_shape[STEP_UP], layer.normed_ffn, layer.up)};
     struct ops_matmul down =
         step_product(step, weight[STEP_DOWN], step_shape[STEP_DOWN], layer.inner, out);
-    struct ops_swiglu swiglu = {layer.gate, layer.up, layer.inner, (size_t)step.rows * STEP_FFN};
 
-    step_multiply(bench, wide, 2);
-    bench_ok(bench, cuda_ops_swiglu(&swiglu, bench.stream));
+    step_multiply(bench, step, wide, 2, {layer.middle, layer.normed_ffn, layer.inner});
     down.residual = layer.middle;
-    step_multiply(bench, &down, 1);
+    step_multiply(bench, step, &down, 1, {});
 }
 
 /* Everything from token ids to logits; `attention` 0 leaves decode and combine out. */
@@ -204,7 +210,6 @@ static inline void step_record(bench &bench, const step &step, bench_scene &scen
     for (uint32_t l = 0; l < BENCH_LAYERS; l++) {
         const step_layer &layer = step.layer[l];
         struct kvops_attend args = scene.args;
-        step_norm(bench, step, layer.x, layer.normed);
         step_project(bench, step, l);
         args.layer = l;
         args.seqs = layer.seqs;
@@ -215,13 +220,11 @@ static inline void step_record(bench &bench, const step &step, bench_scene &scen
         struct ops_matmul out = step_product(step, step.weight[l][STEP_O], step_shape[STEP_O],
                                              attention ? layer.attended : layer.q, layer.middle);
         out.residual = layer.x;
-        step_multiply(bench, &out, 1);
-        step_norm(bench, step, layer.middle, layer.normed_ffn);
+        step_multiply(bench, step, &out, 1, {});
         step_feed_forward(bench, step, l, l + 1 < BENCH_LAYERS ? step.layer[l + 1].x : step.x);
     }
-    step_norm(bench, step, step.x, step.normed);
     struct ops_matmul head = step_product(step, step.head, head_shape, step.normed, step.logits);
-    step_multiply(bench, &head, 1);
+    step_multiply(bench, step, &head, 1, {step.x, step.normed, NULL});
 }
 
 /* --- what a step must have computed */
@@ -271,6 +274,39 @@ static inline void step_check_same(bench &bench, const std::vector<float> &host,
         bench_fail(bench, why);
 }
 
+static inline void step_norm(bench &bench, const step &step, const float *x, float *y) {
+    struct ops_rmsnorm args = {x,           step.gain, y,           STEP_HIDDEN,
+                               STEP_HIDDEN, step.rows, STEP_HIDDEN, 1e-5f};
+
+    bench_ok(bench, cuda_ops_rmsnorm(&args, bench.stream));
+}
+
+/* What a step did with norm and SwiGLU inside the products, once more with kernels of their own:
+ * the bits must be the same. Leaves normed, gate and up of the layer written. */
+static inline void step_check_apart(bench &bench, const step &step, uint32_t l) {
+    const step_layer &layer = step.layer[l];
+    const uint16_t *const *weight = step.weight[l];
+    std::vector<float> v(step.rows * STEP_KV), inner(step.rows * STEP_FFN);
+    struct ops_matmul project =
+        step_product(step, weight[STEP_V], step_shape[STEP_V], layer.normed, layer.v);
+    struct ops_matmul wide[2] = {
+        step_product(step, weight[STEP_GATE], step_shape[STEP_GATE], layer.normed_ffn, layer.gate),
+        step_product(step, weight[STEP_UP], step_shape[STEP_UP], layer.normed_ffn, layer.up)};
+    struct ops_swiglu swiglu = {layer.gate, layer.up, layer.inner, inner.size()};
+
+    bench_fetch(bench, v, layer.v);
+    bench_fetch(bench, inner, layer.inner);
+    step_norm(bench, step, layer.x, layer.normed);
+    step_norm(bench, step, layer.middle, layer.normed_ffn);
+    step_norm(bench, step, step.x, step.normed);
+    step_multiply(bench, step, &project, 1, {});
+    step_multiply(bench, step, wide, 2, {});
+    bench_ok(bench, cuda_ops_swiglu(&swiglu, bench.stream));
+    bench_ok(bench, cudaStreamSynchronize(bench.stream));
+    step_check_same(bench, v, layer.v, "wrong answer: norm inside a product");
+    step_check_same(bench, inner, layer.inner, "wrong answer: SwiGLU inside a product");
+}
+
 /* Norm and SwiGLU of one layer against their twins, its products and the head by sample. */
 static inline void step_check(bench &bench, const step &step, uint32_t l) {
     static const uint32_t head_shape[2] = {STEP_VOCAB, STEP_HIDDEN};
@@ -283,6 +319,7 @@ static inline void step_check(bench &bench, const step &step, uint32_t l) {
                                STEP_HIDDEN, rows,        STEP_HIDDEN, 1e-5f};
     struct ops_swiglu swiglu = {gate.data(), up.data(), inner.data(), gate.size()};
 
+    step_check_apart(bench, step, l);
     bench_fetch(bench, x, layer.x);
     bench_fetch(bench, gain, step.gain);
     bench_fetch(bench, gate, layer.gate);

@@ -36,7 +36,7 @@ cudaError_t cuda_ops_top(const struct ops_top *args, void *scratch, cudaStream_t
 
 /* Of the current device; must succeed once per device before cuda_ops_matmul. */
 struct cuda_ops_device {
-    uint32_t thin_ctas[2]; /* CTAs at once: to 8 rows, to 16 rows */
+    uint32_t thin_ctas[3]; /* CTAs at once: to 2 rows, to 8, to 16 */
     uint32_t overlap;      /* 1 when a kernel may start before the preceding one has ended */
 };
 cudaError_t cuda_ops_open(struct cuda_ops_device *device_out);
@@ -52,6 +52,12 @@ struct cuda_ops_matmul {
     uint32_t count;    /* 1 .. CUDA_OPS_PRODUCTS_MAX */
     uint16_t *scratch; /* cuda_ops_matmul_scratch_bytes, 16-byte aligned; NULL when that is 0 */
     cudaStream_t stream;
+    /* NULL, or the norm whose y is x: done first, y may stay unwritten. Its rows, width and
+     * y_stride are those of x; its x is 16-byte aligned, x_stride a multiple of 4. */
+    const struct ops_rmsnorm *norm;
+    /* NULL, or [rows][n] of SwiGLU over exactly two products, gate and up, of equal n, without
+     * residual: done last; their y, contiguous, may stay unwritten. */
+    float *glu;
 };
 size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t k);
 cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch);

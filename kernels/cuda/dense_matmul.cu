@@ -1,7 +1,8 @@
 /* kernels/cuda/dense_matmul.cu - matrix products of fp32 rows with BF16 weights on tensor cores.
  *
  * Responsible for: struct ops_matmul on the device for any number of rows, several products over
- * the same x in one launch; weights of every type as BF16 rows.
+ * the same x in one launch, with the norm before and the SwiGLU behind them where that is asked for
+ * (the bits of the separate kernels); weights of every type as BF16 rows.
  * Not responsible for: attention, choosing which rows go together.
  *
  * The bits of a row depend on x, W and k alone: not on the other rows, their number, n, the kernel
@@ -13,16 +14,25 @@
  * Against the fp32 twin over the same BF16 weights: |difference| of an output is at most
  * (2^-8 + (k / 16 + 2k + 10) * 2^-23) * sum|x w|: rounding of x, then fp32 sums that may truncate.
  *
- * Moves W once per 16 rows (thin kernel, to 16 rows) or per 128 rows (wide kernel), and x once per
- * CTA. Expected on an H200: thin 0.9 of the copy rate over weights; wide 300 TFLOP/s at 256 rows.
- * The thin kernel asks for weights before the previous kernel of the stream has ended (sm_90).
+ * Moves W once to 16 rows (thin kernel) or once per 128 rows (wide kernel), and x once per CTA.
+ * Expected on an H200: thin 0.82 (4,096 outputs) to 1.0 of the copy rate at one row; wide 200
+ * TFLOP/s. The thin kernel asks for weights before the previous kernel has ended (sm_90).
  */
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_dense.cuh"
 
-enum { PARTS = 8, THREADS = 32 * PARTS, THIN_ROWS = 16, WIDE_OUTPUTS = 128, WIDE_STAGES = 5 };
+enum {
+    PARTS = 8,
+    THREADS = 32 * PARTS,
+    NARROW_ROWS = 2, /* thin kernels by row count */
+    NORM_PART = 512, /* values of a row that a warp fetches for the norm */
+    HALF_ROWS = 8,
+    THIN_ROWS = 16,
+    WIDE_ROWS = 64, /* up to here the smaller wide kernel */
+    WIDE_OUTPUTS = 64
+};
 
 struct product {
     const uint16_t *weight;
@@ -35,13 +45,16 @@ struct product {
 
 struct products {
     struct product of[CUDA_OPS_PRODUCTS_MAX];
-    const float *x;         /* thin */
-    const uint16_t *x_bf16; /* wide */
+    const float *x;         /* to NARROW_ROWS */
+    const uint16_t *x_bf16; /* of more, [row][k] */
     uint64_t x_stride;
     uint32_t count;
     uint32_t rows;
     uint32_t k;
     uint32_t tiles;
+    const float *gain; /* of the norm that makes x, if it is done here */
+    float eps;
+    float *glu; /* [rows][n] SwiGLU of the two products, if it is done here */
 };
 
 static __device__ __forceinline__ uint32_t part_first(uint32_t k, uint32_t part) {
@@ -87,11 +100,15 @@ static __device__ __forceinline__ void mma(float acc[4], const uint32_t (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* One unit of k: `low` and `high` hold 8 weights of outputs g and g + 8, `b` 8 values of a row. */
-static __device__ __forceinline__ void multiply_unit(float acc[4], const uint4 &low,
-                                                     const uint4 &high, const uint4 &b) {
-    mma(acc, {low.x, high.x, low.y, high.y}, b.x, b.y);
-    mma(acc, {low.z, high.z, low.w, high.w}, b.z, b.w);
+/* Half a unit of k: `low` and `high` hold 8 weights of outputs g and g + 8, `b` 8 values of a row.
+ * The halves come in order, other sums in between, as an MMA waits for the last one on its sum. */
+template <int HALF>
+static __device__ __forceinline__ void multiply(float acc[4], const uint4 &low, const uint4 &high,
+                                                const uint4 &b) {
+    if (HALF == 0)
+        mma(acc, {low.x, high.x, low.y, high.y}, b.x, b.y);
+    else
+        mma(acc, {low.z, high.z, low.w, high.w}, b.z, b.w);
 }
 
 static __device__ __forceinline__ uint32_t pair_bf16(float first, float second) {
@@ -125,22 +142,31 @@ template <int MT, int NT> struct thin_ring {
     uint32_t end;
 };
 
-template <int MT, int NT>
+/* Row of W for half `half` of a tile; with GLU halves take turns between gate and up. */
+template <int MT, bool GLU>
+static __device__ __forceinline__ const uint16_t *thin_weights(const struct products &args,
+                                                               uint32_t tile, uint32_t half) {
+    const struct product &product = GLU ? args.of[half % 2] : product_of(args, tile);
+    uint32_t first = (tile - args.of[0].first_tile) * MT * 8 + half / 2 * 8;
+
+    if (!GLU)
+        first = (tile - product.first_tile) * MT * 16 + half * 8;
+    return product.weight + (uint64_t)min(first + threadIdx.x % 32 / 4, product.n - 1) * args.k;
+}
+
+template <int MT, int NT, bool GLU>
 static __device__ __forceinline__ void thin_request(const struct products &args,
                                                     thin_ring<MT, NT> &ring) {
     if (ring.tile < args.tiles && ring.unit < ring.end) {
-        const struct product &product = product_of(args, ring.tile);
-        uint32_t lane = threadIdx.x % 32;
-        uint32_t first = (ring.tile - product.first_tile) * MT * 16 + lane / 4;
         uint32_t to = ring.shared + ring.stage * thin_shape<MT, NT>::STAGE_BYTES;
-        const uint16_t *from = product.weight + ring.unit * OPS_K_UNIT + lane % 4 * 8;
+        uint32_t at = ring.unit * OPS_K_UNIT + threadIdx.x % 4 * 8;
         bool two = ring.unit + 1 < ring.end;
 #pragma unroll
-        for (int half = 0; half < MT * 2; half++) {
-            uint64_t row = min(first + half * 8, product.n - 1);
-            copy16(to + half * 512, from + row * args.k);
+        for (uint32_t half = 0; half < MT * 2; half++) {
+            const uint16_t *from = thin_weights<MT, GLU>(args, ring.tile, half) + at;
+            copy16(to + half * 512, from);
             if (two)
-                copy16(to + (MT * 2 + half) * 512, from + row * args.k + OPS_K_UNIT);
+                copy16(to + (MT * 2 + half) * 512, from + OPS_K_UNIT);
         }
         ring.unit += 2;
         if (ring.unit >= ring.end) {
@@ -152,25 +178,84 @@ static __device__ __forceinline__ void thin_request(const struct products &args,
     copy_commit();
 }
 
-/* A step of x: [n8][unit][half] of this lane's row and 8 values; rows beyond the count are zero. */
-template <int NT> struct thin_rows { float4 of[NT][2][2]; };
+/* Where x comes from: fp32, BF16 rounded before, or fp32 that still has to be normed. */
+enum thin_x { THIN_PLAIN, THIN_ROUNDED, THIN_NORMED };
 
-template <int NT>
+/* A step of x: [n8][unit] 8 values of this lane's row; rows beyond the count are zero. */
+template <int NT, enum thin_x FROM>
+struct thin_rows {
+    uint4 of[NT][2][2]; /* the second half is not used when rounded */
+    float4 gain[2][2];  /* when to be normed */
+    float inverse;
+};
+
+template <int NT, enum thin_x FROM>
 static __device__ __forceinline__ void thin_load_x(const struct products &args, uint32_t unit,
-                                                   uint32_t end, thin_rows<NT> &out) {
+                                                   uint32_t end, thin_rows<NT, FROM> &out) {
     uint32_t lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++)
+    for (uint32_t u = 0; u < 2; u++) {
+        uint32_t at = (unit + u) * OPS_K_UNIT + lane % 4 * 8;
 #pragma unroll
-        for (uint32_t u = 0; u < 2; u++) {
+        for (int nt = 0; nt < NT; nt++) {
             uint32_t row = nt * 8 + lane / 4;
-            const float *from =
-                args.x + row * args.x_stride + (unit + u) * OPS_K_UNIT + lane % 4 * 8;
+            const uint4 *from = FROM == THIN_ROUNDED
+                                    ? (const uint4 *)(args.x_bf16 + (uint64_t)row * args.k + at)
+                                    : (const uint4 *)(args.x + row * args.x_stride + at);
             bool there = row < args.rows && unit + u < end;
-            out.of[nt][u][0] = there ? __ldcg((const float4 *)from) : make_float4(0, 0, 0, 0);
-            out.of[nt][u][1] = there ? __ldcg((const float4 *)from + 1) : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int half = 0; half < (FROM == THIN_ROUNDED ? 1 : 2); half++)
+                out.of[nt][u][half] = there ? __ldcg(from + half) : make_uint4(0, 0, 0, 0);
         }
+#pragma unroll
+        for (int half = 0; FROM == THIN_NORMED && half < 2; half++)
+            out.gain[u][half] = unit + u < end ? __ldg((const float4 *)(args.gain + at) + half)
+                                               : make_float4(0, 0, 0, 0);
+    }
+}
+
+static __device__ __forceinline__ float4 normed(const float4 &x, float inverse,
+                                                const float4 &gain) {
+    return make_float4(
+        __fmul_rn(__fmul_rn(x.x, inverse), gain.x), __fmul_rn(__fmul_rn(x.y, inverse), gain.y),
+        __fmul_rn(__fmul_rn(x.z, inverse), gain.z), __fmul_rn(__fmul_rn(x.w, inverse), gain.w));
+}
+
+template <int NT, enum thin_x FROM>
+static __device__ __forceinline__ uint4 thin_operand(const thin_rows<NT, FROM> &x, int nt, int u) {
+    float4 first = *(const float4 *)&x.of[nt][u][0], second = *(const float4 *)&x.of[nt][u][1];
+
+    if (FROM == THIN_ROUNDED)
+        return x.of[nt][u][0];
+    if (FROM == THIN_NORMED) {
+        first = normed(first, x.inverse, x.gain[u][0]);
+        second = normed(second, x.inverse, x.gain[u][1]);
+    }
+    return eight_bf16(first, second);
+}
+
+/* 1 / rms of the only row, with the sum of the norm's own kernel. Every warp lends the stage of its
+ * ring that is not asked for yet, `spare`, to an eighth of the row; the first warp adds. */
+static __device__ __forceinline__ float thin_norm(const struct products &args, float *spare,
+                                                  uint32_t ring_floats, float *inverse) {
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_PART / 32; i++) {
+        uint32_t at = warp * NORM_PART + i * 32 + lane;
+        spare[warp * ring_floats + i * 32 + lane] = at < args.k ? __ldcg(args.x + at) : 0.0f;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        float own = dense_inverse_rms(args.k, args.eps, [=](uint32_t i) {
+            return spare[i / NORM_PART * ring_floats + i % NORM_PART];
+        });
+        if (lane == 0)
+            *inverse = own;
+    }
+    __syncthreads();
+    return *inverse;
 }
 
 template <int MT, int NT>
@@ -186,17 +271,58 @@ static __device__ __forceinline__ void thin_step(uint32_t from, bool two, const 
             uint4 high = shared_get(from + ((u * MT + mt) * 2 + 1) * 512);
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
-                multiply_unit(acc[mt][nt], low, high, b[nt][u]);
+                multiply<0>(acc[mt][nt], low, high, b[nt][u]);
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+                multiply<1>(acc[mt][nt], low, high, b[nt][u]);
         }
     }
 }
 
-/* Adds the parts and the residual of one tile; values lie as [row][output]. */
-template <int MT, int NT>
+/* The parts of value i of a tile, added. */
+template <uint32_t VALUES>
+static __device__ __forceinline__ float thin_sum(const float *sums, uint32_t i) {
+    float sum = 0.0f;
+
+#pragma unroll
+    for (uint32_t part = 0; part < PARTS; part++)
+        sum = __fadd_rn(sum, sums[part * VALUES + i]);
+    return sum;
+}
+
+/* Value i of a tile, [row][output], with the residual. */
+template <int MT, uint32_t VALUES>
+static __device__ __forceinline__ void thin_put(const struct products &args, uint32_t tile,
+                                                const float *sums, uint32_t i) {
+    const struct product &product = product_of(args, tile);
+    uint32_t row = i / (MT * 16);
+    uint32_t output = (tile - product.first_tile) * MT * 16 + i % (MT * 16);
+    uint64_t at = row * product.y_stride + output;
+
+    if (row >= args.rows || output >= product.n)
+        return;
+    float before = product.residual ? __ldcg(product.residual + at) : 0.0f;
+    float sum = thin_sum<VALUES>(sums, i);
+    product.y[at] = product.residual ? __fadd_rn(before, sum) : sum;
+}
+
+/* Values i (gate) and i + 8 (up) of a tile. */
+template <int MT, uint32_t VALUES>
+static __device__ __forceinline__ void thin_put_glu(const struct products &args, uint32_t tile,
+                                                    const float *sums, uint32_t i) {
+    uint32_t row = i / (MT * 16), in_tile = i % (MT * 16);
+    uint32_t output = tile * MT * 8 + in_tile / 16 * 8 + in_tile % 8;
+
+    if (in_tile % 16 >= 8 || row >= args.rows || output >= args.of[0].n)
+        return;
+    args.glu[(uint64_t)row * args.of[0].n + output] =
+        dense_swiglu(thin_sum<VALUES>(sums, i), thin_sum<VALUES>(sums, i + 8));
+}
+
+template <int MT, int NT, bool GLU>
 static __device__ __forceinline__ void thin_finish(const struct products &args, uint32_t tile,
                                                    const float (&acc)[MT][NT][4], float *sums) {
     constexpr uint32_t VALUES = thin_shape<MT, NT>::VALUES;
-    const struct product &product = product_of(args, tile);
     uint32_t lane = threadIdx.x % 32;
     float *own = sums + threadIdx.x / 32 * VALUES;
 
@@ -210,38 +336,39 @@ static __device__ __forceinline__ void thin_finish(const struct products &args, 
                     acc[mt][nt][i];
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < VALUES; i += THREADS) {
-        uint32_t row = i / (MT * 16);
-        uint32_t output = (tile - product.first_tile) * MT * 16 + i % (MT * 16);
-        if (row >= args.rows || output >= product.n)
-            continue;
-        uint64_t at = row * product.y_stride + output;
-        float before = product.residual ? __ldcg(product.residual + at) : 0.0f;
-        float sum = 0.0f;
-#pragma unroll
-        for (uint32_t part = 0; part < PARTS; part++)
-            sum = __fadd_rn(sum, sums[part * VALUES + i]);
-        product.y[at] = product.residual ? __fadd_rn(before, sum) : sum;
+        if (GLU)
+            thin_put_glu<MT, VALUES>(args, tile, sums, i);
+        else
+            thin_put<MT, VALUES>(args, tile, sums, i);
     }
     __syncthreads();
 }
 
-template <int MT, int NT>
+template <int MT, int NT, enum thin_x FROM, bool GLU>
 static __global__ void __launch_bounds__(THREADS, 2)
     thin_kernel(const __grid_constant__ struct products args) {
     using shape = thin_shape<MT, NT>;
     extern __shared__ __align__(16) uint8_t shared[];
+    float *sums = (float *)(shared + shape::RING);
     uint32_t warp = threadIdx.x / 32;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared) +
                     warp * shape::STAGES * shape::STAGE_BYTES + threadIdx.x % 32 * 16;
     uint32_t first = part_first(args.k, warp), end = part_first(args.k, warp + 1), stage = 0;
     thin_ring<MT, NT> ring = {base, 0, blockIdx.x, first, first, end};
-    thin_rows<NT> x;
+    thin_rows<NT, FROM> x;
 
     dense_let_next_start();
     for (uint32_t i = 0; i + 1 < shape::STAGES; i++)
-        thin_request(args, ring);
+        thin_request<MT, NT, GLU>(args, ring);
     dense_wait_for_previous();
     thin_load_x(args, first, end, x);
+    if (FROM == THIN_NORMED) {
+        static_assert(FROM != THIN_NORMED || shape::STAGE_BYTES == NORM_PART * 4,
+                      "a stage is lent");
+        float *spare = (float *)(shared + (shape::STAGES - 1) * shape::STAGE_BYTES);
+        x.inverse = thin_norm(args, spare, shape::STAGES * shape::STAGE_BYTES / 4, sums);
+        __syncthreads(); /* sums is used again */
+    }
     for (uint32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
         float acc[MT][NT][4] = {};
         for (uint32_t unit = first; unit < end; unit += 2) {
@@ -250,59 +377,95 @@ static __global__ void __launch_bounds__(THREADS, 2)
             for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                 for (int u = 0; u < 2; u++)
-                    b[nt][u] = eight_bf16(x.of[nt][u][0], x.of[nt][u][1]);
+                    b[nt][u] = thin_operand(x, nt, u);
             thin_load_x(args, unit + 2 < end ? unit + 2 : first, end, x);
             copy_wait<shape::STAGES - 2>();
             thin_step<MT, NT>(base + stage * shape::STAGE_BYTES, unit + 1 < end, b, acc);
             stage = stage + 1 == shape::STAGES ? 0 : stage + 1;
-            thin_request(args, ring);
+            thin_request<MT, NT, GLU>(args, ring);
         }
-        thin_finish<MT, NT>(args, tile, acc, (float *)(shared + shape::RING));
+        thin_finish<MT, NT, GLU>(args, tile, acc, sums);
     }
 }
 
-/* --- more rows: a CTA takes 128 outputs of 16 * NT rows; four warps of outputs, two of rows */
+/* --- more rows: a CTA takes 64 outputs of 32 * WN rows, a warp 32 of each. A step is two units. */
 
-template <int NT> struct wide_shape {
-    static constexpr uint32_t ROWS = 16 * NT;
-    static constexpr uint32_t STAGE_BYTES = (WIDE_OUTPUTS + ROWS) * OPS_K_UNIT * 2;
-    static constexpr uint32_t BYTES = WIDE_STAGES * STAGE_BYTES;
+template <int WN> struct wide_shape {
+    static constexpr uint32_t ROWS = 32 * WN;
+    static constexpr uint32_t THREADS = 64 * WN;
+    static constexpr uint32_t STAGES = WN == 4 ? 4 : 6;
+    static constexpr uint32_t UNIT_BYTES = (WIDE_OUTPUTS + ROWS) * OPS_K_UNIT * 2;
+    static constexpr uint32_t STAGE_BYTES = 2 * UNIT_BYTES;
+    static constexpr uint32_t BYTES = STAGES * STAGE_BYTES;
 };
 
-/* One unit of k into a stage: W [128][32], then x [ROWS][32]. */
-template <int NT>
-static __device__ __forceinline__ void wide_request(const struct products &args,
-                                                    const struct product &product, uint32_t unit,
-                                                    uint32_t stage) {
-    uint32_t to = stage + threadIdx.x * 16, part = threadIdx.x % 4 * 8 + unit * OPS_K_UNIT;
-    uint32_t output = (blockIdx.x - product.first_tile) * WIDE_OUTPUTS + threadIdx.x / 4;
-    uint32_t row = blockIdx.y * wide_shape<NT>::ROWS + threadIdx.x / 4;
+/* What a thread copies of every unit: 16 bytes of a row of each. Rows that do not exist are not
+ * copied: their sums are of what lies there and go nowhere. */
+template <int WN> struct wide_source {
+    const uint16_t *w[WIDE_OUTPUTS * 4 / wide_shape<WN>::THREADS];
+    const uint16_t *x[wide_shape<WN>::ROWS * 4 / wide_shape<WN>::THREADS];
+};
 
-    if (unit < args.k / OPS_K_UNIT) {
+template <int WN>
+static __device__ __forceinline__ wide_source<WN> wide_from(const struct products &args,
+                                                            const struct product &product) {
+    using shape = wide_shape<WN>;
+    uint32_t output = (blockIdx.y - product.first_tile) * WIDE_OUTPUTS + threadIdx.x / 4;
+    uint32_t row = blockIdx.x * shape::ROWS + threadIdx.x / 4, part = threadIdx.x % 4 * 8;
+    wide_source<WN> from;
+
 #pragma unroll
-        for (uint32_t i = 0; i < WIDE_OUTPUTS / 64; i++)
-            copy16(to + i * 4096,
-                   product.weight + (uint64_t)min(output + i * 64, product.n - 1) * args.k + part);
-        to += WIDE_OUTPUTS * OPS_K_UNIT * 2;
+    for (uint32_t i = 0; i < WIDE_OUTPUTS * 4 / shape::THREADS; i++, output += shape::THREADS / 4)
+        from.w[i] = output < product.n ? product.weight + (uint64_t)output * args.k + part : NULL;
 #pragma unroll
-        for (uint32_t i = 0; i < (wide_shape<NT>::ROWS + 63) / 64; i++)
-            copy16(to + i * 4096,
-                   args.x_bf16 + (uint64_t)min(row + i * 64, args.rows - 1) * args.k + part);
+    for (uint32_t i = 0; i < shape::ROWS * 4 / shape::THREADS; i++, row += shape::THREADS / 4)
+        from.x[i] = row < args.rows ? args.x_bf16 + (uint64_t)row * args.k + part : NULL;
+    return from;
+}
+
+/* Two units of k into a stage: [unit]{W [64][32], x [ROWS][32]}; the pointers go on. */
+template <int WN>
+static __device__ __forceinline__ void wide_request(wide_source<WN> &from, uint32_t units,
+                                                    uint32_t to) {
+    using shape = wide_shape<WN>;
+
+#pragma unroll
+    for (uint32_t u = 0; u < 2; u++) {
+        if (u >= units)
+            break;
+#pragma unroll
+        for (uint32_t i = 0; i < WIDE_OUTPUTS * 4 / shape::THREADS; i++)
+            if (from.w[i])
+                copy16(to + u * shape::UNIT_BYTES + i * shape::THREADS * 16,
+                       from.w[i] + u * OPS_K_UNIT);
+#pragma unroll
+        for (uint32_t i = 0; i < shape::ROWS * 4 / shape::THREADS; i++)
+            if (from.x[i])
+                copy16(to + u * shape::UNIT_BYTES + WIDE_OUTPUTS * 64 + i * shape::THREADS * 16,
+                       from.x[i] + u * OPS_K_UNIT);
     }
+#pragma unroll
+    for (const uint16_t *&at : from.w)
+        at += at ? 2 * OPS_K_UNIT : 0;
+#pragma unroll
+    for (const uint16_t *&at : from.x)
+        at += at ? 2 * OPS_K_UNIT : 0;
     copy_commit();
 }
 
-template <int NT> struct wide_sums {
-    float part[2][NT][4];
-    float total[2][NT][4];
+enum { WIDE_NT = 4 };
+
+struct wide_sums {
+    float part[2][WIDE_NT][4];
+    float total[2][WIDE_NT][4];
 };
 
-template <int NT>
-static __device__ __forceinline__ void wide_unit(uint32_t stage, wide_sums<NT> &sums) {
+/* `stage` is a unit of it. */
+static __device__ __forceinline__ void wide_unit(uint32_t stage, wide_sums &sums) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t w = stage + (warp % 4 * 32 + lane / 4) * 64 + lane % 4 * 16;
-    uint32_t x = stage + WIDE_OUTPUTS * 64 + (warp / 4 * 8 * NT + lane / 4) * 64 + lane % 4 * 16;
-    uint4 low[2], high[2];
+    uint32_t w = stage + (warp % 2 * 32 + lane / 4) * 64 + lane % 4 * 16;
+    uint32_t x = stage + (WIDE_OUTPUTS + warp / 2 * 32 + lane / 4) * 64 + lane % 4 * 16;
+    uint4 low[2], high[2], b[WIDE_NT];
 
 #pragma unroll
     for (int mt = 0; mt < 2; mt++) {
@@ -310,19 +473,21 @@ static __device__ __forceinline__ void wide_unit(uint32_t stage, wide_sums<NT> &
         high[mt] = shared_get(w + mt * 1024 + 512);
     }
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-        uint4 b = shared_get(x + nt * 512);
+    for (int nt = 0; nt < WIDE_NT; nt++)
+        b[nt] = shared_get(x + nt * 512);
 #pragma unroll
-        for (int mt = 0; mt < 2; mt++)
-            multiply_unit(sums.part[mt][nt], low[mt], high[mt], b);
-    }
+    for (int i = 0; i < 2 * WIDE_NT; i++)
+        multiply<0>(sums.part[i % 2][i / 2], low[i % 2], high[i % 2], b[i / 2]);
+#pragma unroll
+    for (int i = 0; i < 2 * WIDE_NT; i++)
+        multiply<1>(sums.part[i % 2][i / 2], low[i % 2], high[i % 2], b[i / 2]);
 }
 
-template <int NT> static __device__ __forceinline__ void wide_fold(wide_sums<NT> &sums) {
+static __device__ __forceinline__ void wide_fold(wide_sums &sums) {
 #pragma unroll
     for (int mt = 0; mt < 2; mt++)
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++)
+        for (int nt = 0; nt < WIDE_NT; nt++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 sums.total[mt][nt][i] = __fadd_rn(sums.total[mt][nt][i], sums.part[mt][nt][i]);
@@ -330,18 +495,18 @@ template <int NT> static __device__ __forceinline__ void wide_fold(wide_sums<NT>
             }
 }
 
-template <int NT>
-static __device__ __forceinline__ void
-wide_store(const struct products &args, const struct product &product, const wide_sums<NT> &sums) {
+static __device__ __forceinline__ void wide_store(const struct products &args,
+                                                  const struct product &product, uint32_t tile_row,
+                                                  const wide_sums &sums) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t first_output =
-        (blockIdx.x - product.first_tile) * WIDE_OUTPUTS + warp % 4 * 32 + lane / 4;
-    uint32_t first_row = blockIdx.y * wide_shape<NT>::ROWS + warp / 4 * 8 * NT + lane % 4 * 2;
+        (blockIdx.y - product.first_tile) * WIDE_OUTPUTS + warp % 2 * 32 + lane / 4;
+    uint32_t first_row = tile_row + warp / 2 * 32 + lane % 4 * 2;
 
 #pragma unroll
     for (int mt = 0; mt < 2; mt++)
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++)
+        for (int nt = 0; nt < WIDE_NT; nt++)
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 uint32_t row = first_row + nt * 8 + i % 2;
@@ -355,33 +520,42 @@ wide_store(const struct products &args, const struct product &product, const wid
             }
 }
 
-template <int NT>
-static __global__ void __launch_bounds__(THREADS, NT <= 4 ? 2 : 1)
+template <int WN>
+static __global__ void __launch_bounds__(64 * WN, 2)
     wide_kernel(const __grid_constant__ struct products args) {
+    using shape = wide_shape<WN>;
     extern __shared__ __align__(16) uint8_t shared[];
-    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), part = 0, bound;
-    const struct product &product = product_of(args, blockIdx.x);
-    wide_sums<NT> sums = {};
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), units = args.k / OPS_K_UNIT;
+    uint32_t part = 0, bound = part_first(args.k, 1);
+    const struct product &product = product_of(args, blockIdx.y);
+    wide_sums sums = {};
+
+    wide_source<WN> from = wide_from<WN>(args, product);
+    uint32_t put = base + threadIdx.x * 16, asked = 0, get = base;
 
     dense_let_next_start();
     dense_wait_for_previous();
-    for (uint32_t i = 0; i + 1 < WIDE_STAGES; i++)
-        wide_request<NT>(args, product, i, base + i * wide_shape<NT>::STAGE_BYTES);
-    bound = part_first(args.k, 1);
-    for (uint32_t unit = 0; unit < args.k / OPS_K_UNIT; unit++) {
-        copy_wait<WIDE_STAGES - 2>();
+    for (uint32_t i = 0; i + 1 < shape::STAGES; i++, asked += 2)
+        wide_request<WN>(from, asked < units ? units - asked : 0, put + i * shape::STAGE_BYTES);
+    put += (shape::STAGES - 1) * shape::STAGE_BYTES;
+    for (uint32_t unit = 0; unit < units; unit += 2, asked += 2) {
+        copy_wait<shape::STAGES - 2>();
         __syncthreads();
-        wide_request<NT>(args, product, unit + WIDE_STAGES - 1,
-                         base +
-                             (unit + WIDE_STAGES - 1) % WIDE_STAGES * wide_shape<NT>::STAGE_BYTES);
-        for (; unit == bound; bound = part_first(args.k, part + 1)) {
-            wide_fold(sums);
-            part++;
+        wide_request<WN>(from, asked < units ? units - asked : 0, put);
+        put = put + shape::STAGE_BYTES < base + shape::BYTES ? put + shape::STAGE_BYTES
+                                                             : base + threadIdx.x * 16;
+#pragma unroll
+        for (uint32_t u = 0; u < 2; u++) {
+            if (unit + u >= units)
+                break;
+            for (; unit + u == bound; bound = part_first(args.k, ++part + 1))
+                wide_fold(sums);
+            wide_unit(get + u * shape::UNIT_BYTES, sums);
         }
-        wide_unit<NT>(base + unit % WIDE_STAGES * wide_shape<NT>::STAGE_BYTES, sums);
+        get = get + shape::STAGE_BYTES < base + shape::BYTES ? get + shape::STAGE_BYTES : base;
     }
     wide_fold(sums);
-    wide_store<NT>(args, product, sums);
+    wide_store(args, product, blockIdx.x * shape::ROWS, sums);
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -398,17 +572,39 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- launchers */
 
+struct kernel {
+    const void *function;
+    uint32_t bytes; /* shared */
+    uint32_t outputs;
+};
+
+enum { SHAPES = 3, THIN_FORMS = 8 };
+
+template <int MT, int NT, enum thin_x FROM, bool GLU> static struct kernel thin_form() {
+    return {(const void *)thin_kernel<MT, NT, FROM, GLU>, thin_shape<MT, NT>::BYTES,
+            GLU ? MT * 8 : MT * 16};
+}
+
+/* [shape][what is done here]; the shapes are those of cuda_ops_device.thin_ctas. */
+static void thin_forms(struct kernel forms[THIN_FORMS]) {
+    forms[0] = thin_form<1, 1, THIN_PLAIN, false>();
+    forms[1] = thin_form<1, 1, THIN_PLAIN, true>();
+    forms[2] = thin_form<1, 1, THIN_NORMED, false>();
+    forms[3] = thin_form<1, 1, THIN_NORMED, true>();
+    forms[4] = thin_form<2, 1, THIN_ROUNDED, false>();
+    forms[5] = thin_form<2, 1, THIN_ROUNDED, true>();
+    forms[6] = thin_form<2, 2, THIN_ROUNDED, false>();
+    forms[7] = thin_form<2, 2, THIN_ROUNDED, true>();
+}
+
 extern "C" cudaError_t cuda_ops_open(struct cuda_ops_device *device_out) {
-    struct kernel {
-        const void *function;
-        uint32_t bytes;
-    } kernels[] = {{(const void *)thin_kernel<1, 1>, thin_shape<1, 1>::BYTES},
-                   {(const void *)thin_kernel<2, 2>, thin_shape<2, 2>::BYTES},
-                   {(const void *)wide_kernel<4>, wide_shape<4>::BYTES},
-                   {(const void *)wide_kernel<8>, wide_shape<8>::BYTES}};
-    int device, count, major, ctas[2];
+    struct kernel kernels[THIN_FORMS + 2];
+    int device, count, major, ctas[SHAPES];
     cudaError_t error = cudaGetDevice(&device);
 
+    thin_forms(kernels);
+    kernels[THIN_FORMS] = {(const void *)wide_kernel<2>, wide_shape<2>::BYTES, 0};
+    kernels[THIN_FORMS + 1] = {(const void *)wide_kernel<4>, wide_shape<4>::BYTES, 0};
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     if (error == cudaSuccess)
@@ -417,23 +613,25 @@ extern "C" cudaError_t cuda_ops_open(struct cuda_ops_device *device_out) {
         if (error == cudaSuccess)
             error = cudaFuncSetAttribute(
                 kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kernel.bytes);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < SHAPES; i++) {
+        const struct kernel &kernel = kernels[i == 0 ? 3 : 2 * i + 3];
         if (error == cudaSuccess)
-            error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas[i], kernels[i].function,
-                                                                  THREADS, kernels[i].bytes);
+            error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas[i], kernel.function,
+                                                                  THREADS, kernel.bytes);
+    }
     if (error != cudaSuccess)
         return error;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < SHAPES; i++)
         device_out->thin_ctas[i] = (uint32_t)(ctas[i] * count);
     device_out->overlap = major >= 9;
     return cudaSuccess;
 }
 
 extern "C" size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t k) {
-    return rows > THIN_ROWS ? (size_t)rows * k * sizeof(uint16_t) : 0;
+    return rows > NARROW_ROWS ? (size_t)rows * k * sizeof(uint16_t) : 0;
 }
 
-/* Products in launch order; `outputs` is what a tile of the kernel has. */
+/* Products in launch order; a tile has `outputs` of one product, or of both with GLU. */
 static struct products products_of(const struct cuda_ops_matmul *launch, uint32_t outputs) {
     const struct ops_matmul *args = launch->args;
     struct products products = {};
@@ -444,6 +642,13 @@ static struct products products_of(const struct cuda_ops_matmul *launch, uint32_
     products.count = launch->count;
     products.rows = args->rows;
     products.k = args->weight.k;
+    if (launch->norm) {
+        products.x = launch->norm->x;
+        products.x_stride = launch->norm->x_stride;
+        products.gain = launch->norm->gain;
+        products.eps = launch->norm->eps;
+    }
+    products.glu = launch->glu;
     for (uint32_t i = 0; i < launch->count; i++) {
         products.of[i] = {(const uint16_t *)args[i].weight.bytes,
                           args[i].residual,
@@ -456,47 +661,82 @@ static struct products products_of(const struct cuda_ops_matmul *launch, uint32_
     return products;
 }
 
-template <int MT, int NT>
-static cudaError_t launch_thin(const struct cuda_ops_matmul *launch, uint32_t ctas) {
-    struct products products = products_of(launch, 16 * MT);
-    void *arguments[] = {&products};
+/* x as BF16 in scratch, normed if wanted. */
+static cudaError_t launch_round(const struct cuda_ops_matmul *launch) {
+    const struct ops_matmul *args = launch->args;
+    uint64_t stride = args->x_stride;
+    uint32_t k = args->weight.k;
+    dim3 grid(args->rows, (k / 8 + THREADS - 1) / THREADS);
+    void *arguments[] = {(void *)&args->x, &stride, &k, (void *)&launch->scratch};
 
-    return dense_launch((const void *)thin_kernel<MT, NT>,
-                        {dim3(products.tiles < ctas ? products.tiles : ctas), dim3(THREADS),
-                         thin_shape<MT, NT>::BYTES, launch->stream, launch->device->overlap},
+    if (launch->norm)
+        return dense_norm_rounded(launch->norm, launch->scratch, launch->stream);
+    return dense_launch((const void *)round_kernel,
+                        {grid, dim3(THREADS), 0, launch->stream, launch->device->overlap},
                         arguments);
 }
 
-template <int NT> static cudaError_t launch_wide(const struct cuda_ops_matmul *launch) {
+static cudaError_t launch_thin(const struct cuda_ops_matmul *launch, uint32_t shape) {
+    uint32_t ctas = launch->device->thin_ctas[shape];
+    struct kernel forms[THIN_FORMS];
+    struct products products;
+    void *arguments[] = {&products};
+
+    thin_forms(forms);
+    const struct kernel &form =
+        forms[(shape == 0 ? (launch->norm ? 2 : 0) : 2 * shape + 2) + (launch->glu ? 1 : 0)];
+    products = products_of(launch, form.outputs);
+    if (launch->glu)
+        products.tiles = products.of[1].first_tile; /* a tile has its share of both */
+    return dense_launch(form.function,
+                        {dim3(products.tiles < ctas ? products.tiles : ctas), dim3(THREADS),
+                         form.bytes, launch->stream, launch->device->overlap},
+                        arguments);
+}
+
+template <int WN> static cudaError_t launch_wide(const struct cuda_ops_matmul *launch) {
+    using shape = wide_shape<WN>;
     struct products products = products_of(launch, WIDE_OUTPUTS);
+    dim3 grid((products.rows + shape::ROWS - 1) / shape::ROWS, products.tiles);
     const struct ops_matmul *args = launch->args;
-    dim3 round_grid(products.rows, (products.k / 8 + THREADS - 1) / THREADS);
-    dim3 grid(products.tiles, (products.rows + 16 * NT - 1) / (16 * NT));
-    void *rounding[] = {(void *)&args->x, (void *)&products.x_stride, &products.k,
-                        (void *)&launch->scratch};
     void *arguments[] = {&products};
     cudaError_t error = dense_launch(
-        (const void *)round_kernel,
-        {round_grid, dim3(THREADS), 0, launch->stream, launch->device->overlap}, rounding);
-
-    if (error != cudaSuccess)
-        return error;
-    return dense_launch(
-        (const void *)wide_kernel<NT>,
-        {grid, dim3(THREADS), wide_shape<NT>::BYTES, launch->stream, launch->device->overlap},
+        (const void *)wide_kernel<WN>,
+        {grid, dim3(shape::THREADS), shape::BYTES, launch->stream, launch->device->overlap},
         arguments);
+
+    if (error != cudaSuccess || !launch->glu)
+        return error;
+    struct ops_swiglu glu = {args[0].y, args[1].y, launch->glu,
+                             (size_t)args->rows * args->weight.n};
+    return cuda_ops_swiglu(&glu, launch->stream);
+}
+
+/* Whether the thin kernel can do the norm itself. */
+static bool norm_fits(const struct cuda_ops_matmul *launch) {
+    return launch->args->rows == 1 && launch->args->weight.k <= PARTS * NORM_PART;
 }
 
 extern "C" cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch) {
     uint32_t rows = launch->args->rows;
+    cudaError_t error;
 
     if (rows == 0)
         return cudaSuccess;
-    if (rows <= 8)
-        return launch_thin<1, 1>(launch, launch->device->thin_ctas[0]);
+    if (rows <= NARROW_ROWS && launch->norm && !norm_fits(launch)) {
+        struct cuda_ops_matmul rest = *launch;
+        rest.norm = NULL;
+        error = cuda_ops_rmsnorm(launch->norm, launch->stream);
+        return error == cudaSuccess ? launch_thin(&rest, 0) : error;
+    }
+    if (rows <= NARROW_ROWS)
+        return launch_thin(launch, 0);
+    error = launch_round(launch);
+    if (error != cudaSuccess)
+        return error;
     if (rows <= THIN_ROWS)
-        return launch_thin<2, 2>(launch, launch->device->thin_ctas[1]);
-    return rows <= 64 ? launch_wide<4>(launch) : launch_wide<8>(launch);
+        return launch_thin(launch, rows <= HALF_ROWS ? 1 : 2);
+    return rows <= WIDE_ROWS ? launch_wide<2>(launch) : launch_wide<4>(launch);
 }
 
 /* Thread: one k of an output, so that writes are contiguous; the panel's unit stays in L1. */

@@ -10,55 +10,58 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_dense.cuh"
 
-enum { THREADS = 256, LANES = 32, WIDTH_SHARED_MAX = 8192 };
+enum { THREADS = 512, LANES = 32, WIDTH_SHARED_MAX = 8192 };
 
-/* x comes from shared memory where the row fits. */
-static __device__ __forceinline__ float sum_of_squares(const float *x, uint32_t width) {
-    uint32_t lane = threadIdx.x;
-    float sum = 0.0f;
-
-#pragma unroll 8
-    for (uint32_t i = lane; i < width; i += LANES)
-        sum = __fadd_rn(sum, __fmul_rn(x[i], x[i]));
-#pragma unroll
-    for (uint32_t half = LANES / 2; half > 0; half /= 2)
-        sum = __fadd_rn(sum, __shfl_down_sync(~0u, sum, half));
-    return sum;
-}
-
+/* `rounded` is [row][width] BF16; then y is not written. */
+template <bool ROUNDED>
 static __global__ void __launch_bounds__(THREADS)
-    norm_kernel(const __grid_constant__ struct ops_rmsnorm args, uint32_t kept) {
+    norm_kernel(const __grid_constant__ struct ops_rmsnorm args, uint32_t kept, uint16_t *rounded) {
     extern __shared__ float row[];
     __shared__ float inverse;
     const float *x = args.x + blockIdx.x * args.x_stride;
-    float *y = args.y + blockIdx.x * args.y_stride;
 
     dense_let_next_start();
     dense_wait_for_previous();
+#pragma unroll 8
     for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
         row[i] = x[i];
     __syncthreads();
     if (kept)
         x = row;
     if (threadIdx.x < LANES) {
-        float mean = __fdiv_rn(sum_of_squares(x, args.width), (float)args.width);
+        float own = dense_inverse_rms(args.width, args.eps, [x](uint32_t i) { return x[i]; });
         if (threadIdx.x == 0)
-            inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, args.eps)));
+            inverse = own;
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < args.width; i += THREADS)
-        y[i] = __fmul_rn(__fmul_rn(x[i], inverse), args.gain[i]);
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x; i < args.width; i += THREADS) {
+        float y = __fmul_rn(__fmul_rn(x[i], inverse), args.gain[i]);
+        if (ROUNDED)
+            rounded[blockIdx.x * (uint64_t)args.width + i] = dense_to_bf16(y);
+        else
+            args.y[blockIdx.x * args.y_stride + i] = y;
+    }
 }
 
-extern "C" cudaError_t cuda_ops_rmsnorm(const struct ops_rmsnorm *args, cudaStream_t stream) {
+static cudaError_t launch(const void *kernel, const struct ops_rmsnorm *args, uint16_t *rounded,
+                          cudaStream_t stream) {
     uint32_t kept = args->width <= WIDTH_SHARED_MAX ? args->width : 0;
-
-    void *arguments[] = {(void *)args, &kept};
+    void *arguments[] = {(void *)args, &kept, &rounded};
 
     if (args->rows == 0)
         return cudaSuccess;
-    return dense_launch((const void *)norm_kernel,
+    return dense_launch(kernel,
                         {dim3(args->rows), dim3(THREADS), kept * (uint32_t)sizeof(float), stream,
                          dense_can_overlap()},
                         arguments);
+}
+
+extern "C" cudaError_t cuda_ops_rmsnorm(const struct ops_rmsnorm *args, cudaStream_t stream) {
+    return launch((const void *)norm_kernel<false>, args, NULL, stream);
+}
+
+extern "C" cudaError_t dense_norm_rounded(const struct ops_rmsnorm *args, uint16_t *rounded,
+                                          cudaStream_t stream) {
+    return launch((const void *)norm_kernel<true>, args, rounded, stream);
 }

@@ -62,6 +62,61 @@ static inline uint32_t dense_can_overlap() {
     return major >= 9;
 }
 
+/* The norm with its result rounded to BF16 in [rows][width] instead of y (dense_norm.cu). */
+extern "C" cudaError_t dense_norm_rounded(const struct ops_rmsnorm *args, uint16_t *rounded,
+                                          cudaStream_t stream);
+
+/* 1 / sqrt(mean of squares + eps) by one warp, the same in every lane, in the order of the twin:
+ * element i in lane i % 32, then halves. `load` gives element i. */
+template <class F>
+static __device__ __forceinline__ float dense_inverse_rms(uint32_t width, float eps, F &&load) {
+    enum { AHEAD = 32 };
+    uint32_t lane = threadIdx.x % 32, i = lane;
+    float sum = 0.0f;
+
+    for (; i + 32 * (AHEAD - 1) < width; i += 32 * AHEAD) {
+        float v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            v[j] = load(i + 32 * j);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            sum = __fadd_rn(sum, __fmul_rn(v[j], v[j]));
+    }
+    for (; i < width; i += 32) {
+        float v = load(i);
+        sum = __fadd_rn(sum, __fmul_rn(v, v));
+    }
+#pragma unroll
+    for (uint32_t half = 16; half > 0; half /= 2)
+        sum = __fadd_rn(sum, __shfl_down_sync(~0u, sum, half));
+    float mean = __fdiv_rn(__shfl_sync(~0u, sum, 0), (float)width);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+}
+
+/* The steps of kernels/host/dense.h, every operation rounded alone. */
+static __device__ __forceinline__ float dense_exp_as_host(float x) {
+    float clamped = fmaxf(x < 88.0f ? x : 88.0f, -87.0f);
+    float shifted = __fadd_rn(__fmul_rn(clamped, 0x1.715476p+0f), 0x1.8p+23f);
+    float n = __fsub_rn(shifted, 0x1.8p+23f);
+    float r = __fsub_rn(clamped, __fmul_rn(n, 0x1.63p-1f));
+    float p = 0x1.6d11fep-10f;
+
+    r = __fsub_rn(r, __fmul_rn(n, -0x1.bd0106p-13f));
+    p = __fadd_rn(__fmul_rn(p, r), 0x1.120c62p-7f);
+    p = __fadd_rn(__fmul_rn(p, r), 0x1.555518p-5f);
+    p = __fadd_rn(__fmul_rn(p, r), 0x1.5554dcp-3f);
+    p = __fadd_rn(__fmul_rn(p, r), 0.5f);
+    p = __fadd_rn(__fmul_rn(p, __fmul_rn(r, r)), r);
+    p = __fadd_rn(p, 1.0f);
+    p = __fmul_rn(p, __uint_as_float((__float_as_uint(shifted) + 127) << 23));
+    return x > 88.0f ? INFINITY : p;
+}
+
+static __device__ __forceinline__ float dense_swiglu(float gate, float up) {
+    return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, dense_exp_as_host(-gate))), up);
+}
+
 /* Nearest, ties to even; a NaN keeps its sign and high bits and becomes quiet. */
 static __device__ __forceinline__ uint16_t dense_to_bf16(float value) {
     uint32_t bits = __float_as_uint(value);
