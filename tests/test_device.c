@@ -156,6 +156,7 @@ static void a_lost_device_ends_the_engine_and_nothing_else(void **state) {
     struct session *session;
     struct receipt receipt;
     struct kv_digest resident;
+    struct kv_diag diag = {""};
     enum kv_err err;
 
     (void)state;
@@ -165,7 +166,7 @@ static void a_lost_device_ends_the_engine_and_nothing_else(void **state) {
     support_wall_break(SUPPORT_WALL_LOST);
     assert_int_equal(feed_all(&f.life, &session, 1, &err), 1);
     assert_int_equal(err, KV_ERR_DEVICE);
-    life_refuse(&f.life, "safe", KV_ERR_DEVICE, NULL);
+    life_refuse(&f.life, "safe", KV_ERR_DEVICE, &diag);
     reopen(&f, 1);
     session = life_wake(&f.life, "safe", &receipt);
     struct kv_digest woken = life_resident(session);
@@ -182,13 +183,14 @@ static void failed_copies_lose_nothing(void **state) {
     struct session *session;
     struct receipt receipt;
     struct kv_digest resident, woken;
+    struct kv_diag diag = {""};
 
     (void)state;
     open_fixture(&f, 1);
     resident = live(&f.life, "safe", turns);
     engine_slots(f.life.engine, &before);
     support_wall_break(SUPPORT_WALL_COPY_IN);
-    life_refuse(&f.life, "safe", KV_ERR_DEVICE, NULL);
+    life_refuse(&f.life, "safe", KV_ERR_DEVICE, &diag);
     engine_slots(f.life.engine, &after);
     assert_int_equal(before.free, after.free);
     session = life_wake(&f.life, "safe", &receipt);
