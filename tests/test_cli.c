@@ -30,11 +30,11 @@ static void make_long_session(struct cli *cli, const char *name) {
 
 static void every_command_has_help(void **state) {
     struct cli *cli = *state;
-    static const char *const names[] = {"chat",     "run",    "ls",      "show",   "snapshot",
-                                        "restore",  "needle", "verify",  "rm",     "stats",
-                                        "tokenize", "bench",  "version", "help",   "gc",
-                                        "fsck",     "scrub",  "export",  "import", "audit",
-                                        "fork",     "rename", "pin",     "unpin",  "rollback"};
+    static const char *const names[] = {
+        "chat",   "run",  "ls",    "show",     "snapshot", "restore", "needle",
+        "verify", "rm",   "stats", "tokenize", "bench",    "version", "help",
+        "gc",     "fsck", "scrub", "export",   "import",   "audit",   "fork",
+        "rename", "pin",  "unpin", "rollback", "receipt"};
     cli_call(cli, "help", NULL);
     cli_good(cli);
     char overview[8192];

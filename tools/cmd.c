@@ -7,6 +7,7 @@
 
 #include "store/io.h"
 #include "tools/progress.h"
+#include "tools/receipt_keep.h"
 #include "tools/recompute.h"
 #include "tools/text.h"
 
@@ -242,6 +243,17 @@ uint64_t cmd_slots_bytes(const struct config *config) {
                : config->slots_bytes;
 }
 
+struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]) {
+    snprintf(dir, CONFIG_PATH_BYTES + 16, "%s/receipts", cmd->config->home);
+    return (struct receipt_keep){dir, cmd->clock, cmd->alloc};
+}
+
+static void keep_receipt(void *context, const struct receipt *receipt) {
+    char dir[CONFIG_PATH_BYTES + 16];
+    const struct receipt_keep keep = cmd_receipts(context, dir);
+    (void)receipt_keep_add(&keep, receipt);
+}
+
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag) {
     const struct config *config = cmd->config;
@@ -269,6 +281,8 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.idle_ns = (uint64_t)config->idle_seconds * 1000000000u;
     settings.slots_low_percent = config->slots_low_percent;
     settings.slots_high_percent = config->slots_high_percent;
+    settings.receipt = keep_receipt;
+    settings.receipt_context = cmd;
     settings.alloc = cmd->alloc;
     settings.clock = cmd->clock;
     if (!read_only) {

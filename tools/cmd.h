@@ -75,6 +75,9 @@ enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry
 struct cJSON *cmd_entry_json(const struct snapshot_entry *entry);
 /* Memory for slots; UINT64_MAX: what a GPU has left. */
 uint64_t cmd_slots_bytes(const struct config *config);
+struct receipt_keep;
+/* COLDPLANE_HOME/receipts; `dir` is the memory behind it. */
+struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]);
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag);
 /* service_session of cmd->session_name with a progress line; `opened_out` is always written. */
@@ -123,6 +126,7 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_pin(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_receipt(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag);

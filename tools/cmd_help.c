@@ -141,6 +141,11 @@ static const struct cmd_entry entries[] = {
      "Bytes written and why, budgets and what is left of them, what the byte budget made go.\n"
      "Reads beside a running writer; needs no model.",
      "  coldplane stats\n", 0, 0, 0, cmd_stats},
+    {"receipt", "[ID]", "receipts of earlier saves and wakes",
+     "The newest 512 are kept in COLDPLANE_HOME/receipts, also of refused ones; without ID they "
+     "are\n"
+     "listed. `rm --purge` forgets those of the session.",
+     "  coldplane receipt\n  coldplane receipt 18a3f0c2d4e5b601 --json\n", 0, 1, 0, cmd_receipt},
     {"gc", "", "give back the space that nothing uses",
      "Deletes records that belong to no session, moves what lives out of segments that are less\n"
      "than half live, and removes those. Safe at any power cut; needs at most two segments (128 "

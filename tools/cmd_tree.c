@@ -5,6 +5,7 @@
  */
 #include "tools/cmd.h"
 #include "tools/json_text.h"
+#include "tools/receipt_keep.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
 #include "tools/turn.h"
@@ -276,6 +277,10 @@ enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
         KV_TRY(snap_tree_untag(&tree, &place, diag));
     else
         KV_TRY(snapshot_remove(store, cmd->alloc, place.name, diag));
+    char dir[CONFIG_PATH_BYTES + 16];
+    const struct receipt_keep keep = cmd_receipts(cmd, dir);
+    if (purges && place.tag == NULL)
+        receipt_keep_forget(&keep, place.name);
     if (purges)
         KV_TRY(purge(cmd, &store, &report, diag));
     tell_removed(cmd, &entry, place.tag, purges ? &report : NULL);

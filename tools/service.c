@@ -30,6 +30,8 @@ struct service {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t probes;
+    void (*receipt)(void *context, const struct receipt *receipt);
+    void *receipt_context;
     struct snap_tend *tend; /* NULL when read-only */
     int making_room;        /* a sleep under way may itself run short of slots */
     char note[NOTE_BYTES];
@@ -134,6 +136,13 @@ static void on_planes_wanted(void *context, struct session *session, struct bloc
     restore_planes_wanted(&service->source, session, block);
 }
 
+static enum kv_err show_receipt(struct service *service, const struct receipt *receipt,
+                                enum kv_err err) {
+    if (service->receipt != NULL && receipt->operation != 0)
+        service->receipt(service->receipt_context, receipt);
+    return err;
+}
+
 static uint32_t slots_free(const struct service *service) {
     struct engine_slots slots;
     engine_slots(service->engine, &slots);
@@ -175,7 +184,8 @@ static int sleep_one(struct service *service, const struct session *except) {
         char name[IMAGE_NAME_BYTES_MAX + 1];
         memcpy(name, info.name, strlen(info.name) + 1);
         tried_ns = info.last_used_ns;
-        if (snapshot_sleep(service->snapshot, session, &receipt, &diag) == KV_OK)
+        if (show_receipt(service, &receipt,
+                         snapshot_sleep(service->snapshot, session, &receipt, &diag)) == KV_OK)
             return 1;
         kv_diag_prefix(&diag, "session %s could not be put to sleep", name);
         memcpy(service->note, diag.text, NOTE_BYTES - 1);
@@ -279,6 +289,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->alloc = *settings->alloc;
     service->clock = settings->clock;
     service->policy = settings->policy;
+    service->receipt = settings->receipt;
+    service->receipt_context = settings->receipt_context;
     service->sampler = settings->sampler;
     service->probes = settings->probes;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
@@ -396,8 +408,9 @@ enum kv_err service_wake(struct service *service, const char *name,
             memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
         return err;
     }
-    return restore_wake(&service->source, name, options != NULL ? options : &usual, session_out,
-                        receipt_out, diag);
+    err = restore_wake(&service->source, name, options != NULL ? options : &usual, session_out,
+                       receipt_out, diag);
+    return show_receipt(service, receipt_out, err);
 }
 
 uint64_t service_tend(struct service *service) {
@@ -462,7 +475,9 @@ enum kv_err service_sleep(struct service *service, struct session *session,
     memset(receipt_out, 0, sizeof *receipt_out);
     snap_tend_settle(service->tend);
     enum kv_err err = need_writer(service, diag);
-    return err != KV_OK ? err : snapshot_sleep(service->snapshot, session, receipt_out, diag);
+    if (err == KV_OK)
+        err = snapshot_sleep(service->snapshot, session, receipt_out, diag);
+    return show_receipt(service, receipt_out, err);
 }
 
 enum kv_err service_save_tag(struct service *service, struct session *session, const char *tag,
@@ -470,8 +485,9 @@ enum kv_err service_save_tag(struct service *service, struct session *session, c
     const struct snapshot_options options = {.is_explicit = 1, .ask = 1, .tag = tag};
     memset(receipt_out, 0, sizeof *receipt_out);
     enum kv_err err = need_writer(service, diag);
-    return err != KV_OK ? err
-                        : snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    if (err == KV_OK)
+        err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    return show_receipt(service, receipt_out, err);
 }
 
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
@@ -480,6 +496,7 @@ enum kv_err service_save(struct service *service, struct session *session, int i
     memset(receipt_out, 0, sizeof *receipt_out);
     snap_tend_settle(service->tend);
     enum kv_err err = need_writer(service, diag);
-    return err != KV_OK ? err
-                        : snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    if (err == KV_OK)
+        err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    return show_receipt(service, receipt_out, err);
 }

@@ -56,6 +56,9 @@ struct service_settings {
      * percent of the slots free, until high percent are. */
     uint64_t idle_ns;
     uint32_t slots_low_percent, slots_high_percent;
+    /* Sees every receipt of a save, a sleep and a wake; may be NULL. */
+    void (*receipt)(void *context, const struct receipt *receipt);
+    void *receipt_context;
     struct image_policy policy;   /* of new sessions */
     struct image_sampler sampler; /* of new sessions */
     const struct kv_alloc *alloc;
