@@ -437,12 +437,12 @@ static void index_file(void **state) {
 enum { RECORDS = 40 };
 
 /* Each record is as it was put or refused; never something else, never silently gone. */
-static int misdirect(uint64_t at, int64_t by, uint32_t *refused_out) {
+static int misdirect(const struct io_door *door, uint64_t at, int64_t by, uint32_t *refused_out) {
     char base[TESTING_PATH_BYTES], path[TESTING_PATH_BYTES + 16];
     struct kv_diag diag = {""};
     testing_temp_dir(base);
     snprintf(path, sizeof path, "%s/s", base);
-    struct disk *disk = disk_make(io_posix_door(), path);
+    struct disk *disk = disk_make(door, path);
     struct store_options options = support_store_options(path);
     options.door = disk_door(disk);
     struct store *store = support_store_open(&options);
@@ -456,7 +456,7 @@ static int misdirect(uint64_t at, int64_t by, uint32_t *refused_out) {
     int struck = disk_has_failed(disk);
     store_close(store);
     disk_drop(disk);
-    options.door = io_posix_door();
+    options.door = door;
     store = support_store_open(&options);
     for (unsigned i = 0; i < end; i++) {
         char key[16];
@@ -477,10 +477,12 @@ static void misdirected_writes(void **state) {
     (void)state;
     static const int64_t by[] = {4096, -4096, 40960, 512 * 1024};
     uint32_t cases = 0, refused = 0;
-    for (size_t i = 0; i < sizeof by / sizeof by[0]; i++)
+    for (size_t i = 0; i < 2 * (sizeof by / sizeof by[0]); i++) {
+        const struct io_door *door = i % 2 == 0 ? io_posix_door() : io_uring_door();
         /* The first write has nothing in front of it. */
-        for (uint64_t at = by[i] < 0 ? 2 : 1; misdirect(at, by[i], &refused); at++)
+        for (uint64_t at = by[i / 2] < 0 ? 2 : 1; misdirect(door, at, by[i / 2], &refused); at++)
             cases++;
+    }
     printf("%u writes landed elsewhere: %u records refused, 0 wrong, 0 missing\n", cases, refused);
     assert_true(cases > 10 && refused > 0);
 }

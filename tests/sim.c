@@ -134,7 +134,7 @@ static void reopen(struct episode *episode) {
         /* What the recorder has seen of the index is no longer there. */
         support_store_remove_index(episode->dir);
         disk_drop(episode->disk);
-        episode->disk = world.disk = disk_make(io_best_door(), episode->dir);
+        episode->disk = world.disk = disk_make(world.door, episode->dir);
         for (uint32_t i = 0; i < world.fact_count; i++)
             world.facts[i].begin = world.facts[i].end = 0;
         episode->tally->rebuilds++;
@@ -171,7 +171,7 @@ static void after_cut(struct episode *episode) {
     const struct world_check check = {.dir = episode->dir, .entries = entries, .rebase = 1};
     episode->tally->cuts++;
     compare(episode, &check, "after a power cut");
-    episode->disk = world.disk = disk_make(io_best_door(), episode->dir);
+    episode->disk = world.disk = disk_make(world.door, episode->dir);
     episode->doubtful = 0;
     if (open_world(episode, &diag) != KV_OK)
         wrong(episode, "opening after a power cut", diag.text);
@@ -284,8 +284,9 @@ static void run_episode(uint64_t seed, struct tally *tally) {
     remove_tree(episode.dir);
     world.alloc = &episode.alloc.alloc;
     world.clock = &virtual_clock;
+    world.door = seed % 2 == 0 ? io_posix_door() : io_uring_door();
     world.fact_count = 0;
-    episode.disk = world.disk = disk_make(io_best_door(), episode.dir);
+    episode.disk = world.disk = disk_make(world.door, episode.dir);
     disarm(&episode);
     if (open_world(&episode, &diag) != KV_OK)
         wrong(&episode, "opening", diag.text);
