@@ -7,13 +7,14 @@
 
 #include "store/store_gc.h"
 
-/* Segments at half live first; when that gives nothing, what costs more to give back. */
-static const uint32_t percents[2] = {STORE_GC_LIVE_PERCENT, 85};
+/* Holes cost nothing; then segments at half live; then what costs more to give back. */
+static const uint32_t percents[3] = {STORE_GC_LIVE_PERCENT, STORE_GC_LIVE_PERCENT, 85};
 
-uint64_t snap_room_empty(struct store *store, uint32_t live_percent) {
+static uint64_t empty(struct store *store, uint32_t live_percent, int punch_only) {
     struct store_gc_options options = store_gc_options_usual();
     struct store_gc_report report;
     options.live_percent = live_percent;
+    options.punch_only = punch_only;
     /* An error behind the first segments leaves them freed all the same. */
     (void)store_gc(store, &options, &report, NULL);
     return report.segment_bytes_after < report.segment_bytes_before
@@ -21,12 +22,17 @@ uint64_t snap_room_empty(struct store *store, uint32_t live_percent) {
                : 0;
 }
 
+uint64_t snap_room_empty(struct store *store, uint32_t live_percent) {
+    uint64_t bytes = empty(store, live_percent, 1);
+    return bytes != 0 ? bytes : empty(store, live_percent, 0);
+}
+
 int snap_room_make(struct store *store) {
 #ifdef BREAK_ROOM
     return 0;
 #endif
-    for (int i = 0; i < 2; i++)
-        if (snap_room_empty(store, percents[i]) != 0)
+    for (int i = 0; i < 3; i++)
+        if (empty(store, percents[i], i == 0) != 0)
             return 1;
     return 0;
 }

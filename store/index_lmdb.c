@@ -61,6 +61,8 @@ static enum kv_err translate(int rc, struct kv_diag *diag, const char *what) {
         err = rc < 0 ? KV_ERR_CORRUPT : KV_ERR_IO;
         break;
     }
+    if (rc > 0)
+        return kv_diag_errno(diag, err, rc, "index: cannot %s", what);
     return kv_diag_set(diag, err, "index: cannot %s: %s", what, mdb_strerror(rc));
 }
 

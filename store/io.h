@@ -61,6 +61,7 @@ struct io_queue_options {
 
 struct io_file_info {
     uint64_t size_bytes;
+    uint64_t stored_bytes; /* that it takes on the disk: less than its size where it has holes */
     int is_regular;
     int is_directory;
     int is_symlink;
@@ -80,8 +81,12 @@ struct io_door {
     /* Calls `each` for every name but "." and "..", in no order; stops when it returns non-zero. */
     int (*list)(void *context, int dir, int (*each)(void *argument, const char *name),
                 void *argument);
-    int (*allocate)(void *context, int file, uint64_t size_bytes); /* grows; EOPNOTSUPP possible */
+    /* Grows it, with blocks for what is new. EOPNOTSUPP possible. */
+    int (*allocate)(void *context, int file, uint64_t size_bytes);
     int (*truncate)(void *context, int file, uint64_t size_bytes);
+    /* Gives whole blocks back; the bytes read as zeros and the size stays. EOPNOTSUPP possible. */
+    int (*punch)(void *context, int file, uint64_t off, uint64_t bytes);
+    int (*free_space)(void *context, int file, uint64_t *bytes_out); /* of its file system */
     int (*read)(void *context, int file, void *bytes, size_t count, uint64_t off, size_t *done_out);
     int (*write)(void *context, int file, const void *bytes, size_t count, uint64_t off);
     int (*sync)(void *context, int file);                    /* fdatasync; fsync for a directory */

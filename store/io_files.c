@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #ifdef BREAK_LINKS
@@ -84,6 +85,7 @@ int io_files_remove(void *context, int dir, const char *name) {
 static void describe(const struct stat *stat, struct io_file_info *out) {
     *out = (struct io_file_info){
         .size_bytes = (uint64_t)stat->st_size,
+        .stored_bytes = (uint64_t)stat->st_blocks * 512,
         .is_regular = S_ISREG(stat->st_mode),
         .is_directory = S_ISDIR(stat->st_mode),
         .is_symlink = S_ISLNK(stat->st_mode),
@@ -141,9 +143,19 @@ int io_files_list(void *context, int dir, int (*each)(void *argument, const char
 
 int io_files_allocate(void *context, int file, uint64_t size_bytes) {
     (void)context;
+    struct stat stat;
     int result;
+    if (fstat(file, &stat) != 0)
+        return errno;
+    /* From its end: what is a hole in front of it stays one. */
+    off_t end = stat.st_size;
+#ifdef BREAK_PUNCH_FILLED
+    end = 0;
+#endif
+    if ((uint64_t)end >= size_bytes)
+        return 0;
     do
-        result = fallocate(file, 0, 0, (off_t)size_bytes);
+        result = fallocate(file, 0, end, (off_t)size_bytes - end);
     while (result != 0 && errno == EINTR);
     return result == 0 ? 0 : errno;
 }
@@ -155,6 +167,25 @@ int io_files_truncate(void *context, int file, uint64_t size_bytes) {
         result = ftruncate(file, (off_t)size_bytes);
     while (result != 0 && errno == EINTR);
     return result == 0 ? 0 : errno;
+}
+
+int io_files_punch(void *context, int file, uint64_t off, uint64_t bytes) {
+    (void)context;
+    int result;
+    do
+        result =
+            fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)bytes);
+    while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : errno;
+}
+
+int io_files_free_space(void *context, int file, uint64_t *bytes_out) {
+    (void)context;
+    struct statvfs disk;
+    if (fstatvfs(file, &disk) != 0)
+        return errno;
+    *bytes_out = (uint64_t)disk.f_bavail * disk.f_frsize;
+    return 0;
 }
 
 int io_files_transfer(const struct io_request *request, uint64_t *done_out) {

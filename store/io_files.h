@@ -35,6 +35,8 @@ int io_files_list(void *context, int dir, int (*each)(void *argument, const char
                   void *argument);
 int io_files_allocate(void *context, int file, uint64_t size_bytes);
 int io_files_truncate(void *context, int file, uint64_t size_bytes);
+int io_files_punch(void *context, int file, uint64_t off, uint64_t bytes);
+int io_files_free_space(void *context, int file, uint64_t *bytes_out);
 int io_files_read(void *context, int file, void *bytes, size_t count, uint64_t off,
                   size_t *done_out);
 int io_files_write(void *context, int file, const void *bytes, size_t count, uint64_t off);
@@ -45,8 +47,9 @@ int io_files_random(void *context, void *bytes, size_t count);
     .open = io_files_open, .close = io_files_close, .make_dir = io_files_make_dir,                 \
     .rename = io_files_rename, .remove = io_files_remove, .info = io_files_info,                   \
     .info_at = io_files_info_at, .list = io_files_list, .allocate = io_files_allocate,             \
-    .truncate = io_files_truncate, .read = io_files_read, .write = io_files_write,                 \
-    .sync = io_files_sync, .lock = io_files_lock, .random = io_files_random
+    .truncate = io_files_truncate, .punch = io_files_punch, .free_space = io_files_free_space,     \
+    .read = io_files_read, .write = io_files_write, .sync = io_files_sync, .lock = io_files_lock,  \
+    .random = io_files_random
 
 /* Moves all of it, continuing after interrupted and partial calls. A read may end early at the end
  * of the file. Returns 0 or errno. */

@@ -91,6 +91,14 @@ static enum kv_err look_at_page(struct store *store, const uint8_t *page, struct
 
 enum kv_err recover_scan(struct store *store, struct fmt_place from, struct recover_list *list,
                          uint64_t *nonzero_end_out, struct kv_diag *diag) {
+    const struct recover_range range = {from, UINT64_MAX};
+    return recover_scan_range(store, &range, list, nonzero_end_out, diag);
+}
+
+enum kv_err recover_scan_range(struct store *store, const struct recover_range *range,
+                               struct recover_list *list, uint64_t *nonzero_end_out,
+                               struct kv_diag *diag) {
+    struct fmt_place from = range->from;
     const struct io_door *door = store->options.door;
     enum kv_err err = KV_OK;
     uint64_t nonzero_end = from.off;
@@ -99,9 +107,10 @@ enum kv_err recover_scan(struct store *store, struct fmt_place from, struct reco
     if (buffer == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to read segments");
     KV_TRY(open_for_scan(store, from.segment, &file, diag));
-    for (uint64_t off = from.off;; off += SCAN_BYTES) {
+    for (uint64_t off = from.off; off < range->end; off += SCAN_BYTES) {
         size_t got = 0;
-        int error = door->read(door->context, file, buffer, SCAN_BYTES, off, &got);
+        size_t want = range->end - off < SCAN_BYTES ? (size_t)(range->end - off) : SCAN_BYTES;
+        int error = door->read(door->context, file, buffer, want, off, &got);
         if (error != 0)
             KV_TRY(segment_error(diag, error, "read", from.segment));
         memset(buffer + got, 0, SCAN_BYTES - got);

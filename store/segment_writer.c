@@ -246,22 +246,33 @@ static enum kv_err next_segment(struct segment_writer *writer, struct kv_diag *d
     return KV_OK;
 }
 
-static int preallocate(struct segment_writer *writer, uint64_t need_end, uint64_t room_bytes) {
+/* A whole segment ahead only where it takes at most half of what the disk has left: the index lives
+ * there too. */
+static uint64_t ahead(const struct segment_writer *writer, uint64_t need_end, uint64_t room_bytes) {
     const struct io_door *door = door_of(writer);
     uint64_t want = writer->options.segment_bytes;
+    uint64_t left = 0;
     if (room_bytes < want && writer->at.off + room_bytes < want)
         want = writer->at.off + room_bytes;
+    want = want & ~(uint64_t)(STORE_PAGE_BYTES - 1);
+    if (want > need_end && door->free_space(door->context, writer->file, &left) == 0 &&
+        want - writer->at.off > left / 2)
+        want = need_end;
+    return want > need_end ? want : need_end;
+}
+
+static int preallocate(struct segment_writer *writer, uint64_t need_end, uint64_t room_bytes) {
+    const struct io_door *door = door_of(writer);
     if (need_end <= writer->allocated_end)
         return 0;
-    want = want & ~(uint64_t)(STORE_PAGE_BYTES - 1);
-    int error = ENOSPC;
-    if (want > need_end)
-        error = door->allocate(door->context, writer->file, want);
-    else
+    uint64_t want = ahead(writer, need_end, room_bytes);
+    int error = door->allocate(door->context, writer->file, want);
+    if ((error == ENOSPC || error == EDQUOT) && want > need_end) {
+        /* What a failed allocation has got is given back first. */
         want = need_end;
-    if (error == ENOSPC || error == EDQUOT) {
-        want = need_end;
-        error = door->allocate(door->context, writer->file, want);
+        error = door->truncate(door->context, writer->file, writer->at.off);
+        if (error == 0)
+            error = door->allocate(door->context, writer->file, want);
     }
     if (error == EOPNOTSUPP || error == ENOSYS) {
         want = UINT64_MAX; /* written without */

@@ -152,7 +152,7 @@ struct store_stats {
     uint64_t records;
     uint64_t live_bytes;    /* stored bytes of live extents, padded */
     uint64_t garbage_bytes; /* of dead extents and batch records */
-    uint64_t segment_bytes; /* up to the tail: live + garbage */
+    uint64_t segment_bytes; /* that the files take up to the tail: live + garbage, without holes */
     uint64_t index_bytes;
     uint64_t bytes_max;
     uint64_t room_bytes; /* of it, for what is put; the reserve is not counted */

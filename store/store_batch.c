@@ -6,6 +6,7 @@
 #include "store/store_batch.h"
 
 #include "store/store_inner.h"
+#include "store/store_reserve.h"
 #include "store/store_written.h"
 
 #include <assert.h>
@@ -50,7 +51,7 @@ static uint64_t room_after(struct store_batch *batch, uint64_t extent_bytes, uin
     pthread_mutex_lock(&store->lock);
     used += store->segment_bytes;
     pthread_mutex_unlock(&store->lock);
-    used += batch->spare;
+    used += batch->spare + store_reserve_bytes(store);
     uint64_t max = store->options.bytes_max;
     *need_out = need;
     *have_out = used < max ? max - used : 0;
@@ -72,8 +73,9 @@ static enum kv_err check_budget(struct store_batch *batch, uint64_t extent_bytes
             "remove something and run gc, or raise the budget",
             (unsigned long long)batch->store->options.bytes_max, (unsigned long long)have,
             (unsigned long long)need);
+    /* On a disk that is short, space taken ahead would be missing in the index. */
     if (room_out != NULL)
-        *room_out = room;
+        *room_out = batch->removes ? 0 : room;
     return KV_OK;
 }
 
@@ -93,7 +95,7 @@ static enum kv_err grow_record(struct store_batch *batch, size_t more, struct kv
     return KV_OK;
 }
 
-static enum kv_err begin(struct store *store, uint64_t worst_bytes, uint64_t spare,
+static enum kv_err begin(struct store *store, uint64_t worst_bytes, int removes,
                          struct store_batch **out, struct kv_diag *diag) {
     struct store_batch *batch = &store->batch;
     if (store->writer == NULL)
@@ -109,7 +111,7 @@ static enum kv_err begin(struct store *store, uint64_t worst_bytes, uint64_t spa
                            "the store takes no more writes since a sync or commit failed: open it "
                            "again, which finds out what is safe");
     batch->store = store;
-    batch->spare = spare;
+    batch->spare = removes ? 0 : store->options.reserve_bytes;
     batch->cause = STORE_CAUSE_OTHER;
     batch->err = KV_OK;
     batch->record_bytes = FMT_BATCH_HEAD_BYTES;
@@ -129,6 +131,11 @@ static enum kv_err begin(struct store *store, uint64_t worst_bytes, uint64_t spa
     if (err != KV_OK)
         return err;
     (void)segment_take_counts(store->writer);
+    batch->removes = removes;
+    if (removes)
+        store_reserve_give(store);
+    else
+        store_reserve_take(store);
     batch->open = 1;
     *out = batch;
     return KV_OK;
@@ -136,12 +143,12 @@ static enum kv_err begin(struct store *store, uint64_t worst_bytes, uint64_t spa
 
 enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
                               struct kv_diag *diag) {
-    return begin(store, worst_bytes, store->options.reserve_bytes, out, diag);
+    return begin(store, worst_bytes, 0, out, diag);
 }
 
 enum kv_err store_inner_begin_reserve(struct store *store, struct store_batch **out,
                                       struct kv_diag *diag) {
-    return begin(store, 0, 0, out, diag);
+    return begin(store, 0, 1, out, diag);
 }
 
 enum kv_err store_batch_begin_removal(struct store *store, struct store_batch **out,

@@ -15,6 +15,7 @@
 
 #include "store/store_gone.h"
 #include "store/store_inner.h"
+#include "store/store_punch.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -26,7 +27,8 @@ enum { BATCH_BYTES = 8 << 20 };
 
 struct segment_use {
     uint32_t number;
-    uint64_t bytes, live_bytes, live_extents;
+    uint64_t bytes, taken_bytes; /* its size, and of that on the disk */
+    uint64_t live_bytes, live_extents, punched_bytes;
 };
 
 struct mover { /* one record with an extent in a segment */
@@ -93,7 +95,9 @@ static enum kv_err list_segments(struct gc *gc) {
         if (error != 0)
             KV_TRY(segment_error(gc->diag, error, "look at", numbers[i]));
         gc->uses[gc->use_count++] =
-            (struct segment_use){.number = numbers[i], .bytes = info.size_bytes};
+            (struct segment_use){.number = numbers[i],
+                                 .bytes = info.size_bytes,
+                                 .taken_bytes = store_inner_taken(store, &info, info.size_bytes)};
     }
 done:
     kv_alloc_release(gc->alloc, numbers);
@@ -416,6 +420,7 @@ static enum kv_err remove_segment(struct gc *gc, const struct segment_use *use) 
     struct store *store = gc->store;
     const struct io_door *door = store->options.door;
     char name[SEGMENT_NAME_BYTES];
+    uint64_t taken = use->taken_bytes - use->punched_bytes;
     segment_name(use->number, name);
     pthread_mutex_lock(&store->lock);
     int held = store->hold_count != 0;
@@ -433,11 +438,11 @@ static enum kv_err remove_segment(struct gc *gc, const struct segment_use *use) 
         return segment_error(gc->diag, error, "remove", use->number);
     error = door->sync(door->context, store->seg_dir);
     pthread_mutex_lock(&store->lock);
-    store->segment_bytes -= use->bytes < store->segment_bytes ? use->bytes : store->segment_bytes;
+    store->segment_bytes -= taken < store->segment_bytes ? taken : store->segment_bytes;
     store->segment_count -= store->segment_count != 0;
     pthread_mutex_unlock(&store->lock);
     gc->report->removed++;
-    gc->report->freed_bytes += use->bytes;
+    gc->report->freed_bytes += taken;
     return segment_error(gc->diag, error, "remove", use->number);
 }
 
@@ -489,7 +494,7 @@ static void dry_run(struct gc *gc) {
     for (size_t i = 0; i < gc->use_count; i++) {
         gc->report->moved_bytes += gc->uses[i].live_bytes;
         gc->report->moved_extents += gc->uses[i].live_extents;
-        gc->report->freed_bytes += gc->uses[i].bytes;
+        gc->report->freed_bytes += gc->uses[i].taken_bytes - gc->uses[i].punched_bytes;
         gc->report->removed++;
     }
 }
@@ -502,9 +507,34 @@ static void report_store(const struct gc *gc, uint32_t *segments, uint64_t *byte
     gc->report->live_bytes = stats.live_bytes;
 }
 
+static void on_punched(void *context, uint32_t segment, uint64_t bytes) {
+    struct gc *gc = context;
+    struct segment_use *use = use_of(gc, segment);
+    if (use != NULL)
+        use->punched_bytes = bytes < use->taken_bytes ? bytes : use->taken_bytes;
+}
+
+/* First what needs no room, so that a full disk has some for what is moved. */
+static enum kv_err punch(struct gc *gc) {
+    struct store_gc_report *report = gc->report;
+    struct store_punch_report holes;
+    const struct store_punch_args args = {gc->store, gc->options->dry_run, on_punched, gc};
+    enum kv_err err = store_punch(&args, &holes, gc->diag);
+    report->punched_bytes = holes.punched_bytes;
+    report->freed_bytes += holes.punched_bytes;
+    report->no_holes = holes.refused;
+    report->held += holes.held;
+    report->damaged += holes.damaged;
+    memcpy(report->trouble, holes.trouble, sizeof report->trouble);
+    return err;
+}
+
 static enum kv_err run(struct gc *gc) {
     enum kv_err err = KV_OK;
     KV_TRY(list_segments(gc));
+    KV_TRY(punch(gc));
+    if (gc->options->punch_only)
+        return KV_OK;
     KV_TRY(count_live(gc));
     choose(gc);
     if (gc->options->dry_run)

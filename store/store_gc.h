@@ -1,7 +1,8 @@
 /* store/store_gc.h - space that nobody uses given back.
  *
- * Responsible for: moving live extents out of sparse segments under the rules of a batch, restating
- * what only such a segment's batch records say, and removing it.
+ * Responsible for: holes where dead extents were (store_punch.h), then moving live extents out of
+ * sparse segments under the rules of a batch, restating what only such a segment's batch records
+ * say, and removing it.
  * Not responsible for: which records live (a record lives until a batch deletes it).
  *
  * A segment goes only after the batch that replaces it has been committed, so a power cut at any
@@ -21,6 +22,7 @@ enum { STORE_GC_LIVE_PERCENT = 50 };
 struct store_gc_options {
     uint32_t live_percent;     /* a segment with less is sparse; 1 … 100, usually 50 */
     int dry_run;               /* counts and changes nothing */
+    int punch_only;            /* moves nothing, so it writes nothing */
     uint64_t bytes_per_second; /* 0: unbounded */
     /* Called to stay within the rate, and between segments with 0; non-zero ends the run early.
      * NULL is allowed without a rate. */
@@ -33,7 +35,7 @@ struct store_gc_options store_gc_options_usual(void);
 
 struct store_gc_report {
     uint32_t segments_before, segments_after;
-    uint64_t segment_bytes_before, segment_bytes_after;
+    uint64_t segment_bytes_before, segment_bytes_after; /* that the files take */
     uint64_t live_bytes;
     uint32_t sparse;                     /* segments chosen */
     uint32_t removed;                    /* of these; a dry run: that would be */
@@ -42,7 +44,9 @@ struct store_gc_report {
     uint64_t moved_extents, moved_bytes; /* padded; a dry run: that would be */
     uint64_t restated;                   /* records and deletions written again without extents */
     uint64_t written_bytes;              /* at the I/O door */
-    uint64_t freed_bytes;                /* of segment files removed */
+    uint64_t punched_bytes;              /* given back in place (store_punch.h) */
+    uint64_t freed_bytes;                /* the same and what the files removed took then */
+    int no_holes;                        /* the file system cannot punch */
     int stopped;                         /* by `pause` */
     char trouble[200];                   /* the first reason why a segment was left; "" when none */
 };

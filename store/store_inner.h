@@ -5,7 +5,7 @@
  * Not responsible for: anything outside store/.
  *
  * Threads: fields above `lock` are set at open and then constant; those below it are guarded by
- * it, except `writer`, `codec` and `batch`, which belong to the thread that has the batch. `lock`
+ * it, except `writer` and what follows it, which belong to the thread that has the batch. `lock`
  * is never held across I/O.
  * Units: bytes, nanoseconds.
  */
@@ -41,6 +41,7 @@ struct store_batch {
     struct store_commit_stats stats;
     enum store_cause cause;
     uint64_t spare; /* of the byte budget, that this batch must leave */
+    int removes;    /* it takes no more of the disk than it needs */
     uint8_t extents[STORE_EXTENTS_MAX * FMT_EXTENT_BYTES]; /* of the record being put */
 };
 
@@ -49,12 +50,13 @@ struct store {
     uint8_t id[FMT_ID_BYTES];
     int dir;
     int seg_dir;
-    int lock_file; /* -1 when read-only */
+    int lock_file;        /* -1 when read-only */
+    int counts_no_blocks; /* the file system does not say what a file takes: its size counts */
     struct index *index;
 
     pthread_mutex_t lock;
     struct fmt_state state;
-    uint64_t segment_bytes; /* of all files, up to the tail */
+    uint64_t segment_bytes; /* that all files take up to the tail: without holes */
     uint32_t segment_count;
     int refuses_writes;
     int direct;
@@ -71,12 +73,18 @@ struct store {
     struct segment_writer *writer; /* NULL when read-only */
     struct codec *codec;
     struct store_batch batch;
+    int reserve_file; /* -1: none; store_reserve.h */
+    int reserve_taken;
 };
 
 /* store_open.c */
 /* Appends a sentence to what store_stats shows as `opened`. */
 void store_inner_note(struct store *store, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* What a segment takes of the disk, of its first `end` bytes. */
+uint64_t store_inner_taken(const struct store *store, const struct io_file_info *info,
+                           uint64_t end);
 
 /* recover.c */
 struct recover_list { /* batch records found on disk, unsorted */
@@ -94,6 +102,14 @@ enum kv_err recover_scan(struct store *store, struct fmt_place from, struct reco
                          uint64_t *nonzero_end_out, struct kv_diag *diag);
 /* The store id that every batch record in the segments names. CORRUPT: none does, or two ids. */
 enum kv_err recover_id(struct store *store, uint8_t id_out[FMT_ID_BYTES], struct kv_diag *diag);
+/* The same up to an offset, a multiple of a page. */
+struct recover_range {
+    struct fmt_place from;
+    uint64_t end;
+};
+enum kv_err recover_scan_range(struct store *store, const struct recover_range *range,
+                               struct recover_list *list, uint64_t *nonzero_end_out,
+                               struct kv_diag *diag);
 /* Reads a whole batch record into *record_out (released by the caller). */
 enum kv_err recover_load(struct store *store, const struct fmt_batch *batch, uint8_t **record_out,
                          struct kv_digest *digest_out, struct kv_diag *diag);

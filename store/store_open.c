@@ -6,6 +6,7 @@
  */
 #include "store/index_probe.h"
 #include "store/store_inner.h"
+#include "store/store_reserve.h"
 #include "store/store_written.h"
 
 #include <assert.h>
@@ -153,10 +154,10 @@ static enum kv_err take_lock(struct store *store, struct kv_diag *diag) {
     }
     const char *program = store->options.program;
     snprintf(text, sizeof text, "pid %ld %.64s\n", (long)getpid(), program ? program : "");
-    error = door->truncate(door->context, file, 0);
-    if (error == 0)
-        error = door->write(door->context, file, text, strlen(text), 0);
-    if (error != 0) {
+    /* Always the same length, so that a full disk has its place already; without one the lock holds
+     * all the same. */
+    error = door->write(door->context, file, text, sizeof text, 0);
+    if (error != 0 && error != ENOSPC && error != EDQUOT) {
         door->close(door->context, file);
         return name_error(diag, error, "write", "LOCK");
     }
@@ -168,7 +169,8 @@ static void drop_lock(struct store *store) {
     const struct io_door *door = store->options.door;
     if (store->lock_file < 0)
         return;
-    door->truncate(door->context, store->lock_file, 0);
+    static const char nobody[LOCK_TEXT_BYTES] = "\n";
+    door->write(door->context, store->lock_file, nobody, sizeof nobody, 0);
     door->close(door->context, store->lock_file);
     store->lock_file = -1;
 }
@@ -396,25 +398,36 @@ static enum kv_err rebuild_for(struct store *store, const char *dir_path, struct
     return err;
 }
 
+uint64_t store_inner_taken(const struct store *store, const struct io_file_info *info,
+                           uint64_t end) {
+    return !store->counts_no_blocks && info->stored_bytes < end ? info->stored_bytes : end;
+}
+
 static enum kv_err count_segments(struct store *store, struct kv_diag *diag) {
     const struct io_door *door = store->options.door;
+    struct fmt_place tail = store->state.tail;
     uint32_t *numbers = NULL;
     size_t count = 0;
+    uint64_t size_bytes = 0;
     enum kv_err err = recover_segments(store, &numbers, &count, diag);
     if (err != KV_OK)
         return err;
     store->segment_count = (uint32_t)count;
-    for (size_t i = 0; i < count && err == KV_OK; i++) {
+    for (size_t i = 0; i < count && numbers[i] <= tail.segment && err == KV_OK; i++) {
         char name[SEGMENT_NAME_BYTES];
         struct io_file_info info = {0};
         segment_name(numbers[i], name);
         int error = door->info_at(door->context, store->seg_dir, name, &info);
+        uint64_t end = numbers[i] == tail.segment ? tail.off : info.size_bytes;
         if (error != 0)
             err = segment_error(diag, error, "look at", numbers[i]);
-        else if (numbers[i] == store->state.tail.segment)
-            store->segment_bytes += store->state.tail.off;
-        else if (numbers[i] < store->state.tail.segment)
-            store->segment_bytes += info.size_bytes;
+        size_bytes += end;
+        store->segment_bytes += store_inner_taken(store, &info, end);
+    }
+    /* The last batch record is never a hole, so this says something about the file system. */
+    if (store->segment_bytes == 0 && size_bytes != 0) {
+        store->counts_no_blocks = 1;
+        store->segment_bytes = size_bytes;
     }
     /* The flag of a real file is the only proof that O_DIRECT is in force. */
     if (err == KV_OK && count != 0 && store->options.read_only) {
@@ -469,6 +482,10 @@ static enum kv_err open_all(struct store *store, const char *path, struct kv_dia
         KV_TRY(recover_forward(store, diag));
     if (!store->options.read_only)
         KV_TRY(open_writer(store, diag));
+    if (!store->options.read_only) {
+        KV_TRY(store_reserve_open(store, diag));
+        store_reserve_take(store);
+    }
     KV_TRY(count_segments(store, diag));
     store_written_load(store->index, store->options.alloc, store->written);
     store->state.epoch++; /* reaches the disk with the first batch */
@@ -489,6 +506,7 @@ enum kv_err store_open(const struct store_options *options, struct store **out,
     store->dir = -1;
     store->seg_dir = -1;
     store->lock_file = -1;
+    store->reserve_file = -1;
     store->door_name = options->door->name;
     pthread_mutex_init(&store->lock, NULL);
     err = open_all(store, options->dir, diag);
@@ -508,6 +526,7 @@ void store_close(struct store *store) {
     const struct io_door *door = store->options.door;
     assert(!store->batch.open);
     store_read_release_all(store);
+    store_reserve_close(store);
     int quiet = segment_writer_drop(store->writer);
     codec_drop(store->codec);
     index_close(store->index);

@@ -269,6 +269,24 @@ static int disk_truncate(void *context, int file, uint64_t size_bytes) {
     return resize(self(context), file, size_bytes, DISK_TRUNCATE);
 }
 
+static int disk_punch(void *context, int file, uint64_t off, uint64_t bytes) {
+    struct disk *disk = self(context);
+    int error = begin_change(disk, 0);
+    if (error == 0)
+        error = disk->under->punch(disk->under->context, file, off, bytes);
+    if (error == 0 && node_of(disk, file) != NODE_NONE) {
+        struct disk_entry *entry = append(disk, DISK_PUNCH, node_of(disk, file));
+        entry->off = off;
+        entry->count = (size_t)bytes;
+    }
+    return end_change(disk, error);
+}
+
+static int disk_free_space(void *context, int file, uint64_t *bytes_out) {
+    struct disk *disk = self(context);
+    return disk->under->free_space(disk->under->context, file, bytes_out);
+}
+
 static int disk_read(void *context, int file, void *bytes, size_t count, uint64_t off,
                      size_t *done_out) {
     struct disk *disk = self(context);
@@ -450,6 +468,8 @@ static struct io_door door_of(struct disk *disk) {
                             .list = disk_list,
                             .allocate = disk_allocate,
                             .truncate = disk_truncate,
+                            .punch = disk_punch,
+                            .free_space = disk_free_space,
                             .read = disk_read,
                             .write = disk_write,
                             .sync = disk_sync,

@@ -88,6 +88,11 @@ static void apply_whole(struct node *node, const struct disk_entry *entry) {
         if (entry->off > node->count)
             resize(node, (size_t)entry->off);
         break;
+    case DISK_PUNCH:
+        for (size_t at = (size_t)entry->off; at < entry->off + entry->count && at < node->count;
+             at++)
+            node->bytes[at] = 0;
+        break;
     case DISK_CREATE:
         add_name(node, entry->name, entry->node);
         break;

@@ -18,6 +18,7 @@ enum disk_kind {
     DISK_WRITE,
     DISK_TRUNCATE, /* off: the new size */
     DISK_ALLOCATE, /* grows to off */
+    DISK_PUNCH,    /* count bytes at off become zeros */
     DISK_SYNC,
     DISK_CREATE, /* node under dir */
     DISK_RENAME, /* node = dir */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,7 +20,6 @@ enum { STALL_LIMIT_SECONDS = 60 };
 /* What a change had in its place before, until a sync makes it final. */
 struct undo {
     int file; /* duplicate of the descriptor */
-    int origin;
     uint64_t size_before;
     uint64_t off;
     size_t count;
@@ -125,7 +125,7 @@ static void remember(struct faulty_io *faulty, int file, uint64_t off, size_t co
         faulty->undos = need(realloc(faulty->undos, faulty->undo_capacity * sizeof *faulty->undos));
     }
     struct undo *undo = &faulty->undos[faulty->undo_count];
-    *undo = (struct undo){.file = dup(file), .origin = file, .size_before = info.size_bytes};
+    *undo = (struct undo){.file = dup(file), .size_before = info.size_bytes};
     if (count != 0 && off < info.size_bytes) {
         size_t there = info.size_bytes - off < count ? (size_t)(info.size_bytes - off) : count;
         undo->before = need(aligned_alloc(4096, (there + 4095) & ~(size_t)4095));
@@ -139,9 +139,15 @@ static void remember(struct faulty_io *faulty, int file, uint64_t off, size_t co
 /* A sync of the file makes its changes final. */
 static void forget(struct faulty_io *faulty, int file) {
     size_t kept = 0;
+    struct stat synced = {0};
+    if (file >= 0 && fstat(file, &synced) != 0)
+        return;
     for (size_t i = 0; i < faulty->undo_count; i++) {
         struct undo *undo = &faulty->undos[i];
-        if (undo->origin == file || file < 0) {
+        struct stat own = {0};
+        /* Whichever descriptor it was changed through. */
+        if (file < 0 || (fstat(undo->file, &own) == 0 && own.st_ino == synced.st_ino &&
+                         own.st_dev == synced.st_dev)) {
             close(undo->file);
             free(undo->before);
         } else {
@@ -210,13 +216,6 @@ static int faulty_open(void *context, int dir, const char *name, int flags, int 
 
 static int faulty_close(void *context, int file) {
     struct faulty_io *faulty = self(context);
-    /* A descriptor number may come back for another file: its changes keep only their duplicate. */
-    pthread_mutex_lock(&faulty->lock);
-    for (size_t i = 0; i < faulty->undo_count; i++) {
-        if (faulty->undos[i].origin == file)
-            faulty->undos[i].origin = -2;
-    }
-    pthread_mutex_unlock(&faulty->lock);
     return faulty->under->close(faulty->under->context, file);
 }
 
@@ -269,6 +268,23 @@ static int faulty_truncate(void *context, int file, uint64_t size_bytes) {
     struct faulty_io *faulty = self(context);
     int error = strike_simple(faulty, FAULTY_IO_SPACE);
     return error != 0 ? error : faulty->under->truncate(faulty->under->context, file, size_bytes);
+}
+
+/* What was there is remembered as for a write: a power cut may bring it back. */
+static int faulty_punch(void *context, int file, uint64_t off, uint64_t bytes) {
+    struct faulty_io *faulty = self(context);
+    int error = strike_simple(faulty, FAULTY_IO_SPACE);
+    if (error != 0)
+        return error;
+    pthread_mutex_lock(&faulty->lock);
+    remember(faulty, file, off, (size_t)bytes);
+    pthread_mutex_unlock(&faulty->lock);
+    return faulty->under->punch(faulty->under->context, file, off, bytes);
+}
+
+static int faulty_free_space(void *context, int file, uint64_t *bytes_out) {
+    struct faulty_io *faulty = self(context);
+    return faulty->under->free_space(faulty->under->context, file, bytes_out);
 }
 
 static int faulty_read(void *context, int file, void *bytes, size_t count, uint64_t off,
@@ -468,6 +484,8 @@ struct faulty_io *faulty_io_make(const struct io_door *under) {
         .list = faulty_list,
         .allocate = faulty_allocate,
         .truncate = faulty_truncate,
+        .punch = faulty_punch,
+        .free_space = faulty_free_space,
         .read = faulty_read,
         .write = faulty_write,
         .sync = faulty_sync,

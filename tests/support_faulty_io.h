@@ -20,7 +20,7 @@ enum faulty_io_op {
     FAULTY_IO_WRITE = 1 << 0, /* a submitted or plain write */
     FAULTY_IO_READ = 1 << 1,
     FAULTY_IO_SYNC = 1 << 2,
-    FAULTY_IO_SPACE = 1 << 3, /* allocate and truncate */
+    FAULTY_IO_SPACE = 1 << 3, /* allocate, truncate, punch */
     FAULTY_IO_NAME = 1 << 4,  /* create, make_dir, rename, remove */
     FAULTY_IO_CHANGES = FAULTY_IO_WRITE | FAULTY_IO_SYNC | FAULTY_IO_SPACE | FAULTY_IO_NAME
 };

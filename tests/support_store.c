@@ -7,6 +7,7 @@
 
 #include "tests/testing.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,6 +222,42 @@ void support_store_truncate(const char *dir, const char *name, uint64_t bytes) {
     char path[512];
     join(path, sizeof path, dir, name);
     assert_int_equal(truncate(path, (off_t)bytes), 0);
+}
+
+uint64_t support_store_segments_disk_bytes(const char *dir) {
+    char path[600];
+    uint64_t bytes = 0;
+    snprintf(path, sizeof path, "%s/seg", dir);
+    DIR *list = opendir(path);
+    assert_non_null(list);
+    for (struct dirent *item; (item = readdir(list)) != NULL;) {
+        struct stat info;
+        if (item->d_name[0] != '.' && fstatat(dirfd(list), item->d_name, &info, 0) == 0)
+            bytes += (uint64_t)info.st_blocks * 512;
+    }
+    closedir(list);
+    return bytes;
+}
+
+void support_store_fill_disk(const char *mount_dir) {
+    static const uint8_t zeros[1 << 16];
+    char path[600];
+    join(path, sizeof path, mount_dir, "brim");
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(file >= 0);
+    for (size_t take = sizeof zeros; take != 0;) {
+        ssize_t done = write(file, zeros, take);
+        if (done <= 0)
+            take /= 2;
+    }
+    fsync(file);
+    close(file);
+}
+
+void support_store_unfill_disk(const char *mount_dir) {
+    char path[600];
+    join(path, sizeof path, mount_dir, "brim");
+    assert_int_equal(unlink(path), 0);
 }
 
 uint64_t support_store_disk_bytes(const char *dir) {

@@ -43,9 +43,14 @@ void support_store_remove_index(const char *dir);
 void support_store_copy(const char *from_dir, const char *to_dir);
 /* Size of a segment; 0 when there is none. */
 uint64_t support_store_segment_bytes(const char *dir, unsigned number);
+/* What all segments take on the disk. */
+uint64_t support_store_segments_disk_bytes(const char *dir);
 /* Flips bits of one byte in a file below the store. */
 void support_store_flip(const char *dir, const char *name, uint64_t off, unsigned char bits);
 void support_store_truncate(const char *dir, const char *name, uint64_t bytes);
+/* Takes what the file system has left to the last byte, and gives it back. */
+void support_store_fill_disk(const char *mount_dir);
+void support_store_unfill_disk(const char *mount_dir);
 /* All bytes under the directory, as allocated on disk. */
 uint64_t support_store_disk_bytes(const char *dir);
 

@@ -79,6 +79,41 @@ static void file_calls(void **state) {
     }
 }
 
+/* Whole pages in the middle of a file go; its size, its other bytes and its neighbours stay. */
+static void holes(void **state) {
+    (void)state;
+    static uint8_t bytes[64 * PAGE], back[64 * PAGE];
+    memset(bytes, 0x5a, sizeof bytes);
+    for (int i = 0; i < 2; i++) {
+        const struct io_door *door = door_at(i);
+        struct place place = open_place(door);
+        struct io_file_info before, after;
+        uint64_t space = 0;
+        size_t got = 0;
+        int file = -1;
+        assert_int_equal(door->open(door->context, place.dir, "a", IO_WRITE | IO_CREATE, &file), 0);
+        assert_int_equal(door->write(door->context, file, bytes, sizeof bytes, 0), 0);
+        assert_int_equal(door->sync(door->context, file), 0);
+        assert_int_equal(door->info(door->context, file, &before), 0);
+        assert_true(before.stored_bytes >= sizeof bytes);
+        assert_int_equal(door->free_space(door->context, file, &space), 0);
+        assert_true(space > 0);
+        int error = door->punch(door->context, file, 8 * PAGE, 32 * PAGE);
+        if (error == EOPNOTSUPP)
+            testing_skip("this file system makes no holes");
+        assert_int_equal(error, 0);
+        assert_int_equal(door->info(door->context, file, &after), 0);
+        assert_int_equal(after.size_bytes, before.size_bytes);
+        assert_true(after.stored_bytes + 31 * PAGE <= before.stored_bytes);
+        assert_int_equal(door->read(door->context, file, back, sizeof back, 0, &got), 0);
+        assert_int_equal(got, sizeof back);
+        for (size_t at = 0; at < sizeof back; at++)
+            assert_int_equal(back[at], at >= 8 * PAGE && at < 40 * PAGE ? 0 : 0x5a);
+        door->close(door->context, file);
+        door->close(door->context, place.dir);
+    }
+}
+
 static void modes_are_private(void **state) {
     (void)state;
     const struct io_door *door = io_best_door();
@@ -354,9 +389,9 @@ static void allocation_failures(void **state) {
     }
 }
 
-TESTING_MAIN(cmocka_unit_test(file_calls), cmocka_unit_test(modes_are_private),
-             cmocka_unit_test(links_are_not_followed), cmocka_unit_test(queue_moves_bytes),
-             cmocka_unit_test(end_of_file_is_a_short_read), cmocka_unit_test(wait_has_a_deadline),
-             cmocka_unit_test(refused_ring_falls_back),
+TESTING_MAIN(cmocka_unit_test(file_calls), cmocka_unit_test(holes),
+             cmocka_unit_test(modes_are_private), cmocka_unit_test(links_are_not_followed),
+             cmocka_unit_test(queue_moves_bytes), cmocka_unit_test(end_of_file_is_a_short_read),
+             cmocka_unit_test(wait_has_a_deadline), cmocka_unit_test(refused_ring_falls_back),
              cmocka_unit_test(transfer_beyond_the_kernel_limit),
              cmocka_unit_test(allocation_failures))

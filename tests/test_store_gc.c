@@ -74,10 +74,7 @@ static int all_right(struct store *store) {
 }
 
 static uint64_t file_bytes(const char *dir) {
-    uint64_t bytes = 0;
-    for (unsigned n = 1; n <= 64; n++)
-        bytes += support_store_segment_bytes(dir, n);
-    return bytes;
+    return support_store_segments_disk_bytes(dir);
 }
 
 static struct store_gc_report run_gc(struct store *store) {
@@ -133,6 +130,9 @@ static void frees_what_nobody_uses(void **state) {
     assert_int_equal(report.removed, planned.removed);
     assert_int_equal(report.moved_bytes, planned.moved_bytes);
     assert_int_equal(report.freed_bytes, planned.freed_bytes);
+    /* A file with holes may take a block more to describe them. */
+    const uint64_t more = planned.segments_before * STORE_PAGE_BYTES;
+    assert_in_range(report.punched_bytes, planned.punched_bytes - more, planned.punched_bytes);
     assert_int_equal(report.live_bytes, stats.live_bytes);
     assert_true(all_right(store));
     store_stats_get(store, &stats);
@@ -140,8 +140,9 @@ static void frees_what_nobody_uses(void **state) {
     uint64_t live = stats.live_bytes;
     store_close(store);
     /* The files say the same as the report, and no segment but the open one is below half. */
-    assert_int_equal(file_bytes(dir), report.segment_bytes_after);
-    assert_int_equal(files - report.freed_bytes + report.written_bytes, file_bytes(dir));
+    assert_in_range(file_bytes(dir), report.segment_bytes_after, report.segment_bytes_after + more);
+    assert_in_range(file_bytes(dir), files - report.freed_bytes + report.written_bytes - more,
+                    files - report.freed_bytes + report.written_bytes + more);
     print_message("%llu bytes of files before, %llu after, %llu live\n", (unsigned long long)files,
                   (unsigned long long)file_bytes(dir), (unsigned long long)live);
     assert_true(file_bytes(dir) <= 2 * live + (2 << 20));
@@ -331,6 +332,9 @@ static void failing_at_every_change(void **state) {
         run_gc(store);
         assert_true(all_right(store));
         store_close(store);
+        char command[TESTING_PATH_BYTES + 16];
+        snprintf(command, sizeof command, "rm -rf '%s'", dir);
+        assert_int_equal(system(command), 0);
         failures += err != KV_OK;
         if (!struck)
             break;
@@ -357,7 +361,7 @@ static void full_budget_empties(void **state) {
             err = support_store_commit(store, i, i + 3, version, &diag);
             if (err == KV_ERR_NO_SPACE) {
                 refused++;
-                runs += run_gc(store).removed != 0;
+                runs += run_gc(store).freed_bytes != 0;
                 err = support_store_commit(store, i, i + 3, version, &diag);
             }
             if (err != KV_OK)

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TEMP_DIRS_MAX = 256, TESTS_MAX = 256 };
+enum { TEMP_DIRS_MAX = 1024, TESTS_MAX = 256 };
 
 static struct {
     size_t skipped_count;

@@ -66,7 +66,9 @@ static void gc_json(cJSON *to, const struct snap_care_report *records,
     cJSON_AddNumberToObject(to, "damaged", space->damaged);
     cJSON_AddNumberToObject(to, "moved_bytes", (double)space->moved_bytes);
     cJSON_AddNumberToObject(to, "written_bytes", (double)space->written_bytes);
+    cJSON_AddNumberToObject(to, "punched_bytes", (double)space->punched_bytes);
     cJSON_AddNumberToObject(to, "freed_bytes", (double)space->freed_bytes);
+    cJSON_AddBoolToObject(to, "no_holes", space->no_holes);
     cJSON_AddBoolToObject(to, "stopped", space->stopped);
     json_text(to, "trouble", space->trouble);
 }
@@ -89,8 +91,11 @@ static void gc_text(int dry_run, const struct snap_care_report *records,
     }
     printf("moved:   %s of live extents %sout of %s that were sparse\n",
            text_size(space->moved_bytes, one), would, text_count(space->sparse, "segment", two));
-    printf("freed:   %s, %s%s\n", text_count(space->removed, "segment", two),
-           text_size(space->freed_bytes, one), dry_run ? " (planned)" : "");
+    printf("freed:   %s%s: ", text_size(space->freed_bytes, one), dry_run ? " (planned)" : "");
+    printf("%s in place, the rest with %s\n", text_size(space->punched_bytes, one),
+           text_count(space->removed, "segment", two));
+    if (space->no_holes)
+        printf("this file system makes no holes: whole segments only\n");
     if (!dry_run)
         printf("segments: %" PRIu32 ", %s before; %" PRIu32 ", %s after\n", space->segments_before,
                text_size(space->segment_bytes_before, one), space->segments_after,

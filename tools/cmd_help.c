@@ -124,7 +124,9 @@ static const struct cmd_entry entries[] = {
      "  zstd -dc travel.cpx.zst | coldplane import -\n",
      1, 1, CONFIG_IMPORT | CONFIG_ENGINE | CONFIG_WRITE, cmd_import},
     {"rm", "NAME[@TAG]", "remove a session and its snapshots, or one tag",
-     "Nothing of it can be restored afterwards; what forks share with it stays with them.\n"
+     "Nothing of it can be restored afterwards; what forks share with it stays with them. Its\n"
+     "space comes back with `coldplane gc`, or by itself when a save finds no room; works on a\n"
+     "full disk.\n"
      "--purge also writes the segments again without its bytes and makes the index anew, which\n"
      "may take as long as reading and writing the whole store.",
      "  coldplane rm travel\n  coldplane rm travel@oslo\n  coldplane rm travel --purge\n", 1, 1,
@@ -147,10 +149,10 @@ static const struct cmd_entry entries[] = {
      "listed. `rm --purge` forgets those of the session.",
      "  coldplane receipt\n  coldplane receipt 18a3f0c2d4e5b601 --json\n", 0, 1, 0, cmd_receipt},
     {"gc", "", "give back the space that nothing uses",
-     "Deletes records that belong to no session, moves what lives out of segments that are less\n"
-     "than half live, and removes those. Safe at any power cut; needs at most two segments (128 "
-     "MiB)\n"
-     "of free space; nothing else may write meanwhile. --dry-run says what would go.",
+     "Deletes records that belong to no session, punches holes where nothing lives (this works on\n"
+     "a disk without a free block), then moves what lives out of segments that are less than half\n"
+     "live, and removes those; moving needs at most two segments (128 MiB) of free space. Safe at\n"
+     "any power cut; nothing else may write meanwhile. --dry-run says what would go.",
      "  coldplane gc --dry-run\n  coldplane gc --rate 50MiB --json\n", 0, 0,
      CONFIG_GC | CONFIG_WRITE, cmd_gc},
     {"fsck", "", "compare segments, index and sessions",

@@ -5,6 +5,7 @@
  */
 #include "store/base/diag.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +34,25 @@ enum kv_err kv_diag_set(struct kv_diag *diag, enum kv_err err, const char *forma
     return err;
 }
 
+/* What the user can do about it; "" where the reason says all. */
+static const char *remedy(int errno_value) {
+    switch (errno_value) {
+    case ENOSPC:
+        return " (bytes or inodes: free some there, or remove sessions and run gc)";
+    case EDQUOT:
+        return " (raise the quota, or remove sessions and run gc)";
+    case EMFILE:
+    case ENFILE:
+        return " (raise the limit, see ulimit -n)";
+    case EROFS:
+        return " (mount it writable)";
+    case EACCES:
+        return " (this user may not)";
+    default:
+        return "";
+    }
+}
+
 enum kv_err kv_diag_errno(struct kv_diag *diag, enum kv_err err, int errno_value,
                           const char *format, ...) {
     if (diag == NULL)
@@ -44,7 +64,7 @@ enum kv_err kv_diag_errno(struct kv_diag *diag, enum kv_err err, int errno_value
     size_t used = strlen(diag->text);
     char reason[128] = "";
     const char *text = strerror_r(errno_value, reason, sizeof reason);
-    snprintf(diag->text + used, sizeof diag->text - used, ": %s", text);
+    snprintf(diag->text + used, sizeof diag->text - used, ": %s%s", text, remedy(errno_value));
     strip_controls(diag->text);
     return err;
 }
