@@ -210,8 +210,8 @@ void store_stats_get(struct store *store, struct store_stats *out) {
     pthread_mutex_unlock(&store->lock);
     out->index_bytes = index_size;
     out->bytes_max = store->options.bytes_max;
-    uint64_t used = out->segment_bytes + index_size + store->options.reserve_bytes +
-                    store_reserve_bytes(store);
+    uint64_t used =
+        out->segment_bytes + index_size + store->options.reserve_bytes + store_reserve_bytes(store);
     out->room_bytes = out->bytes_max;
     if (out->bytes_max != STORE_BYTES_UNLIMITED)
         out->room_bytes = used < out->bytes_max ? out->bytes_max - used : 0;

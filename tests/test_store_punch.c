@@ -70,21 +70,14 @@ static struct store_gc_report punch(struct store *store, int dry_run) {
 
 static void on_finding(void *context, const struct store_fsck_finding *finding) {
     (void)context;
-    fail_msg("fsck: %s", finding->text);
-}
-
-static void on_bad(void *context, const uint8_t *key, size_t key_bytes, const char *text) {
-    (void)context;
-    (void)key;
-    (void)key_bytes;
-    fail_msg("scrub: %s", text);
+    fail_msg("%s", finding->text);
 }
 
 /* Nothing is called damage, and the index made anew says the same. */
 static void check_whole(const char *dir) {
     struct store *store = make(dir, NULL);
     const struct store_fsck_args fsck = {.store = store, .read_data = 1, .each = on_finding};
-    const struct store_scrub_args scrub = {.store = store, .bad = on_bad};
+    const struct store_scrub_args scrub = {.store = store, .bad = on_finding};
     struct store_fsck_report found;
     struct store_scrub_report scrubbed;
     struct store_stats stats;
