@@ -209,6 +209,7 @@ void store_stats_get(struct store *store, struct store_stats *out) {
     memcpy(out->written, store->written, sizeof out->written);
     pthread_mutex_unlock(&store->lock);
     out->index_bytes = index_size;
+    out->kept_bytes = store_reserve_taken(store);
     out->bytes_max = store->options.bytes_max;
     uint64_t used =
         out->segment_bytes + index_size + store->options.reserve_bytes + store_reserve_bytes(store);

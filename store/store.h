@@ -154,6 +154,7 @@ struct store_stats {
     uint64_t garbage_bytes; /* of dead extents and batch records */
     uint64_t segment_bytes; /* that the files take up to the tail: live + garbage, without holes */
     uint64_t index_bytes;
+    uint64_t kept_bytes; /* of RESERVE, so that a full disk can be emptied */
     uint64_t bytes_max;
     uint64_t room_bytes; /* of it, for what is put; the reserve is not counted */
     uint64_t batches;    /* sequence number of the last committed batch */

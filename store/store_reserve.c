@@ -16,6 +16,12 @@ uint64_t store_reserve_bytes(const struct store *store) {
     return share < STORE_RESERVE_BYTES ? share : STORE_RESERVE_BYTES;
 }
 
+uint64_t store_reserve_taken(const struct store *store) {
+    const struct io_door *door = store->options.door;
+    struct io_file_info info = {0};
+    return door->info_at(door->context, store->dir, name, &info) == 0 ? info.stored_bytes : 0;
+}
+
 enum kv_err store_reserve_open(struct store *store, struct kv_diag *diag) {
     const struct io_door *door = store->options.door;
     struct io_file_info info = {0};

@@ -30,6 +30,8 @@ void store_reserve_close(struct store *store);
 void store_reserve_take(struct store *store);
 void store_reserve_give(struct store *store);
 
+/* What it takes of the disk now; any thread. */
+uint64_t store_reserve_taken(const struct store *store);
 /* What the reserve may take of the byte budget, taken or not. */
 uint64_t store_reserve_bytes(const struct store *store);
 

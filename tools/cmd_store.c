@@ -189,6 +189,7 @@ static void stats_json(const struct store_stats *stats, cJSON *to) {
     cJSON_AddNumberToObject(to, "garbage_bytes", (double)stats->garbage_bytes);
     cJSON_AddNumberToObject(to, "segment_bytes", (double)stats->segment_bytes);
     cJSON_AddNumberToObject(to, "index_bytes", (double)stats->index_bytes);
+    cJSON_AddNumberToObject(to, "kept_bytes", (double)stats->kept_bytes);
     if (stats->bytes_max != STORE_BYTES_UNLIMITED)
         cJSON_AddNumberToObject(to, "bytes_max", (double)stats->bytes_max);
     else
@@ -223,6 +224,7 @@ static void stats_text(const struct config *config, const struct store_stats *st
     printf("  live          %s\n", text_size(stats->live_bytes, text));
     printf("  garbage       %s\n", text_size(stats->garbage_bytes, text));
     printf("  index         %s\n", text_size(stats->index_bytes, text));
+    printf("  kept          %s, for removals on a full disk\n", text_size(stats->kept_bytes, text));
     printf("  budget        %s",
            stats->bytes_max == STORE_BYTES_UNLIMITED ? "none" : text_size(stats->bytes_max, text));
     if (stats->bytes_max != STORE_BYTES_UNLIMITED)
