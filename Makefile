@@ -322,6 +322,11 @@ print-link:
 install: all
 	install -D -m 755 $B/coldplane $(DESTDIR)$(PREFIX)/bin/coldplane
 	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/coldplane/README.md
+	$B/coldplane help man >$B/coldplane.1
+	$B/coldplane help bash >$B/coldplane.bash
+	install -D -m 644 $B/coldplane.1 $(DESTDIR)$(PREFIX)/share/man/man1/coldplane.1
+	install -D -m 644 $B/coldplane.bash \
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/coldplane
 
 clean:
 	rm -rf build

@@ -4,6 +4,7 @@
  * Not responsible for: the flags' own lines (config.c).
  */
 #include "tools/cmd.h"
+#include "tools/cmd_manual.h"
 #include "tools/json_text.h"
 
 #include "engine/export.h"
@@ -341,6 +342,15 @@ void cmd_give_help(struct cmd *cmd, const struct cmd_entry *entry) {
 enum kv_err cmd_help(struct cmd *cmd, struct kv_diag *diag) {
     const struct cmd_entry *entry = NULL;
     const char *name = cmd_word(cmd, 0);
+    const size_t count = sizeof entries / sizeof entries[0];
+    if (name != NULL && cmd->result == NULL && strcmp(name, "man") == 0) {
+        cmd_manual_page(entries, count, stdout);
+        return KV_OK;
+    }
+    if (name != NULL && cmd->result == NULL && strcmp(name, "bash") == 0) {
+        cmd_manual_completion(entries, count, stdout);
+        return KV_OK;
+    }
     enum kv_err err = name != NULL ? cmd_lookup(name, &entry, diag) : KV_OK;
     if (err == KV_OK)
         cmd_give_help(cmd, entry);
