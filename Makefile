@@ -128,7 +128,8 @@ $B/gen/build_id.h: FORCE
 	    -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | LC_ALL=C sort | xargs -r sha256sum | \
 	    sha256sum | cut -d' ' -f1)\""; \
 	version=$$($(CC) -dumpfullversion -dumpversion); \
-	echo "#define BUILD_COMPILER \"gcc $$version $(CFLAGS) $(AVX2)\""; } >$@.$$$$; \
+	echo "#define BUILD_COMPILER \"gcc $$version $(CFLAGS) $(AVX2)\""; \
+	echo "#define BUILD_CUDA_FLAGS \"$(NVFLAGS)\""; } >$@.$$$$; \
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
 # Asked once for a build folder, so that a machine without the packages gets one sentence.

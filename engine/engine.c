@@ -27,7 +27,7 @@ static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
 
 /* Sources and compiler do not say which C library made the RoPE tables, so their bits do. */
 static struct kv_digest numerics_id(const struct device *device, const struct forward *forward) {
-    char text[1024];
+    char text[2048];
     char tables[KV_DIGEST_HEX_BYTES];
     struct kv_digest digest = forward_tables_digest(forward);
 

@@ -39,6 +39,7 @@ struct bench {
     uint32_t *ids;
     uint32_t id_count;
     struct progress progress;
+    int on_cpu; /* whatever the settings say */
 };
 
 static void close_bench(struct bench *bench) {
@@ -79,8 +80,8 @@ static enum kv_err open_bench(struct bench *bench, enum engine_simd simd, uint32
     uint64_t model_bytes = 0;
     const struct engine_settings settings = {.alloc = bench->cmd->alloc,
                                              .clock = bench->cmd->clock,
-                                             .device = simd == ENGINE_SIMD_C ? ENGINE_DEVICE_CPU
-                                                                             : config->device.kind,
+                                             .device = bench->on_cpu ? ENGINE_DEVICE_CPU
+                                                                     : config->device.kind,
                                              .cuda_index = config->device.index,
                                              .device_memory_bytes = config->device_bytes,
                                              .graphs = 1,
@@ -142,8 +143,9 @@ static void phase_text(const char *name, const struct bench_model_depth *at,
     const struct bench_model_phase *phase = decode ? &at->decode : &at->prefill;
     if (phase->tokens == 0)
         return;
-    printf("%-8s %6" PRIu32 "  %8.1f tokens/s  %5.1f %% of the FMA rate", name, at->depth,
-           rate(phase), 100 * share_of_fma(phase, result));
+    printf("%-8s %6" PRIu32 "  %8.1f tokens/s", name, at->depth, rate(phase));
+    if (result->rate_flops != 0)
+        printf("  %5.1f %% of the FMA rate", 100 * share_of_fma(phase, result));
     for (size_t i = 0; i < sizeof peers / sizeof peers[0]; i++) {
         double peer = decode ? peers[i].decode : peers[i].prefill;
         if (peers[i].depth == at->depth && peer > 0)
@@ -162,8 +164,8 @@ static void tell_speed(struct bench *bench, const char *name,
     engine_model(bench->engine, &model);
     double fma = result->rate_ns == 0 ? 0 : (double)result->rate_flops / (double)result->rate_ns;
     if (bench->cmd->result == NULL) {
-        printf("%s: instructions %s, FMA rate %.1f GFLOP/s, weights %.1f MB\n", name,
-               model.simd_name, fma, (double)model.weight_bytes / 1e6);
+        printf("%s on %s: instructions %s, FMA rate %.1f GFLOP/s, weights %.1f MB\n", name,
+               model.device_name, model.simd_name, fma, (double)model.weight_bytes / 1e6);
         for (uint32_t i = 0; i < result->depth_count; i++) {
             phase_text("prefill", &result->depths[i], result);
             phase_text("decode", &result->depths[i], result);
@@ -238,6 +240,9 @@ enum kv_err cmd_bench_model(struct cmd *cmd, struct kv_diag *diag) {
     tell_build(&bench);
     tell_speed(&bench, "engine", &fast);
     close_bench(&bench);
+    if (fast.rate_flops == 0) /* a GPU: plain C says nothing about it */
+        goto done;
+    bench.on_cpu = 1;
     KV_TRY(measure_speed(&bench, ENGINE_SIMD_C, PLAIN_TOKENS, &plain, diag));
     tell_speed(&bench, "plain_c", &plain);
     double prefill = rate(&fast.depths[1].prefill) / rate(&plain.depths[1].prefill);

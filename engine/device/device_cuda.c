@@ -13,6 +13,8 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "store/base/bytes.h"
 
+#include "build_id.h"
+
 #include <cuda_runtime_api.h>
 
 #include <assert.h>
@@ -57,7 +59,7 @@ struct cuda {
     struct device device;
     const struct kv_alloc *alloc;
     int index, graphs_wanted;
-    char kind[32], details[128];
+    char kind[32], details[64 + sizeof BUILD_CUDA_FLAGS];
     struct arena arena;
     struct lane lanes[DEVICE_LANE_COUNT];
     pthread_mutex_t pinned_lock;
@@ -735,8 +737,8 @@ static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_setting
     snprintf(cuda->device.name, sizeof cuda->device.name, "%.100s (cuda:%d)", properties.name,
              cuda->index);
     snprintf(cuda->kind, sizeof cuda->kind, "cuda-sm%d%d", properties.major, properties.minor);
-    snprintf(cuda->details, sizeof cuda->details, "%d multiprocessors\ncuda %d\n",
-             properties.multiProcessorCount, CUDART_VERSION);
+    snprintf(cuda->details, sizeof cuda->details, "%d multiprocessors\ncuda %d\n%s\n",
+             properties.multiProcessorCount, CUDART_VERSION, BUILD_CUDA_FLAGS);
     if (properties.major * 10 + properties.minor < 80)
         return kv_diag_set(diag, KV_ERR_DEVICE,
                            "%s has compute capability %d.%d: 8.0 or newer is needed",
@@ -786,12 +788,11 @@ enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
     for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++)
         pthread_mutex_init(&cuda->lanes[i].lock, NULL);
     err = open_cuda(cuda, settings, diag);
-    if (err != KV_OK) {
+    if (err == KV_OK)
+        *device_out = &cuda->device;
+    else
         cuda_close(&cuda->device);
-        return err;
-    }
-    *device_out = &cuda->device;
-    return KV_OK;
+    return err;
 }
 
 int device_cuda_built(void) {
