@@ -34,7 +34,7 @@ static void every_command_has_help(void **state) {
         "chat",   "run",  "ls",    "show",     "snapshot", "restore", "needle",
         "verify", "rm",   "stats", "tokenize", "bench",    "version", "help",
         "gc",     "fsck", "scrub", "export",   "import",   "audit",   "fork",
-        "rename", "pin",  "unpin", "rollback", "receipt"};
+        "rename", "pin",  "unpin", "rollback", "receipt",  "top"};
     cli_call(cli, "help", NULL);
     cli_good(cli);
     char overview[8192];

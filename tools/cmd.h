@@ -127,6 +127,7 @@ enum kv_err cmd_pin(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_receipt(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_top(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag);

@@ -144,6 +144,12 @@ static const struct cmd_entry entries[] = {
      "Bytes written and why, budgets and what is left of them, what the byte budget made go.\n"
      "Reads beside a running writer; needs no model.",
      "  coldplane stats\n", 0, 0, 0, cmd_stats},
+    {"top", "", "the store and its sessions, drawn again and again",
+     "Disk, budget, writer, and the sessions by last use with a bar of their tiers: each "
+     "character\n"
+     "is a sixteenth of the session. q leaves. Where there is no terminal, and with --once, one\n"
+     "picture is printed. Reads beside a running writer; needs no model.",
+     "  coldplane top\n  coldplane top --once\n", 0, 0, CONFIG_TOP, cmd_top},
     {"receipt", "[ID]", "receipts of earlier saves and wakes",
      "The newest 512 are kept in COLDPLANE_HOME/receipts, also of refused ones; without ID they "
      "are\n"

@@ -128,6 +128,7 @@ static const struct setting settings[] = {
      "go back to the first N tokens, or to the end of turn K as `show` counts them"},
     {"purge", NULL, KIND_SWITCH, AT(purge), 0, 1, CONFIG_REMOVE, 0, "",
      "also write every segment again without what was removed, and the index"},
+    {"once", NULL, KIND_SWITCH, AT(once), 0, 1, CONFIG_TOP, 0, "", "one picture and no more"},
     {"special", NULL, KIND_SWITCH, AT(special), 0, 1, CONFIG_TOKENS, 0, "",
      "control tokens written in the text become their ids"},
     {"tokens", NULL, KIND_U64, AT(bench_tokens), 512, IMAGE_TOKENS_MAX, CONFIG_BENCH, 0, "N",

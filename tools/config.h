@@ -42,7 +42,8 @@ enum config_group {
     CONFIG_EXPIRE = 1 << 14, /* undo */
     CONFIG_TAG = 1 << 15,    /* tag */
     CONFIG_REMOVE = 1 << 16, /* purge */
-    CONFIG_BACK = 1 << 17    /* to */
+    CONFIG_BACK = 1 << 17,   /* to */
+    CONFIG_TOP = 1 << 18     /* once */
 };
 
 /* How a stored session comes back for a turn. */
@@ -71,7 +72,7 @@ struct config {
     uint64_t rate_bytes;                          /* 0: unbounded */
     uint64_t write_second_bytes, write_day_bytes; /* 0: unbounded */
     int json, help, show, version, special, build, posix_io;
-    int dry_run, read_data, repair, rebuild_index, restart, any_model, purge;
+    int dry_run, read_data, repair, rebuild_index, restart, any_model, purge, once;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
     int may_degrade, keep_lower, undo;

@@ -1,0 +1,326 @@
+/* tools/cmd_top.c - top: the store and its sessions, again and again.
+ *
+ * Responsible for: one frame of at most the terminal's size, its refresh, the keys.
+ * Not responsible for: what only a running writer knows (its slots and its queue): it is told that
+ * there is one.
+ *
+ * Each frame opens the store for reading and closes it: nothing is held while nobody looks.
+ */
+#include "tools/cmd.h"
+#include "tools/json_text.h"
+#include "tools/text.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+enum { REFRESH_MS = 2000, BAR = 16, COLUMNS = 80, LINES_USUAL = 24, HEAD_LINES = 7 };
+enum { HOLDER_BYTES = 128, CACHE = 256 };
+
+/* The tier map stands in the image, which a session's head never changes. */
+struct tiers {
+    uint64_t snapshot;
+    uint32_t blocks[16];
+    int known;
+};
+
+struct top {
+    struct cmd *cmd;
+    struct snapshot_entry *entries;
+    size_t count, capacity;
+    struct store_stats stats;
+    struct tiers cache[CACHE];
+    uint64_t disk_free, written_bytes, written_ns; /* of the frame before; ns 0: none */
+    double write_rate;
+    char holder[HOLDER_BYTES]; /* of the store's lock; "" when nobody writes */
+    int live;                  /* a terminal that is drawn again and again */
+    int no_memory;
+};
+
+/* --- what there is */
+
+static int take_entry(void *context, const struct snapshot_entry *entry) {
+    struct top *top = context;
+    void *entries = top->entries;
+    top->no_memory = !kv_alloc_grow(top->cmd->alloc, &entries, &top->capacity, top->count + 1,
+                                    sizeof *top->entries);
+    top->entries = entries;
+    if (!top->no_memory)
+        top->entries[top->count++] = *entry;
+    return !top->no_memory;
+}
+
+static int latest_first(const void *a, const void *b) {
+    const struct snapshot_entry *x = a, *y = b;
+    if (x->used_ns != y->used_ns)
+        return x->used_ns > y->used_ns ? -1 : 1;
+    return strcmp(x->head.name, y->head.name);
+}
+
+static const struct tiers *tiers_of(struct top *top, struct store *store,
+                                    const struct snapshot_entry *entry) {
+    struct tiers *tiers = &top->cache[entry->snapshot % CACHE];
+    struct image image;
+    if (tiers->snapshot == entry->snapshot && tiers->known)
+        return tiers;
+    *tiers = (struct tiers){.snapshot = entry->snapshot, .known = 1};
+    image_init(&image);
+    if (restore_image(store, top->cmd->alloc, entry->head.name, &image, NULL) == KV_OK)
+        for (uint32_t b = 0; b < image.block_count && image.policy_count > 0; b++)
+            tiers
+                ->blocks[image_tier(&image.policies[image.policy_count - 1].policy, b, image.n_kv) &
+                         15]++;
+    image_release(&image, top->cmd->alloc);
+    return tiers;
+}
+
+static void find_holder(struct top *top) {
+    char path[CONFIG_PATH_BYTES + 8];
+    top->holder[0] = 0;
+    snprintf(path, sizeof path, "%s/LOCK", top->cmd->config->store);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0)
+        return;
+    if (flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ssize_t got = read(file, top->holder, sizeof top->holder - 1);
+        top->holder[got > 0 ? got : 0] = 0;
+        top->holder[strcspn(top->holder, "\n")] = 0;
+        if (top->holder[0] == 0)
+            memcpy(top->holder, "a writer", sizeof "a writer");
+    }
+    close(file);
+}
+
+static enum kv_err look(struct top *top, struct store **store_out, struct kv_diag *diag) {
+    enum kv_err err = cmd_open_store(top->cmd, 1, store_out, diag);
+    if (err != KV_OK)
+        return err;
+    top->count = 0;
+    store_stats_get(*store_out, &top->stats);
+    (void)cmd_disk_low(top->cmd->config, &top->disk_free);
+    find_holder(top);
+    err = snapshot_list(*store_out, top->cmd->alloc, take_entry, top, diag);
+    if (top->no_memory)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu sessions", top->count);
+    if (top->count != 0)
+        qsort(top->entries, top->count, sizeof *top->entries, latest_first);
+    uint64_t written = 0, now_ns = kv_clock_now_ns(top->cmd->clock);
+    for (int i = 0; i < STORE_CAUSES; i++)
+        written += top->stats.written[i].device_bytes;
+    top->write_rate = 0;
+    if (top->written_ns != 0 && now_ns > top->written_ns && written >= top->written_bytes)
+        top->write_rate =
+            (double)(written - top->written_bytes) * 1e9 / (double)(now_ns - top->written_ns);
+    top->written_bytes = written;
+    top->written_ns = now_ns;
+    return err;
+}
+
+/* --- one frame */
+
+/* `parts` of `whole` as characters of one bar; what is there at all gets one. */
+static void bar_of(const uint64_t *parts, const char *marks, uint64_t whole, char out[BAR + 1]) {
+    int at = 0;
+    memset(out, ' ', BAR);
+    out[BAR] = 0;
+    for (int i = 0; marks[i] != 0 && whole != 0; i++) {
+        int length = (int)((double)parts[i] * BAR / (double)whole + 0.5);
+        if (length == 0 && parts[i] != 0)
+            length = 1;
+        for (; length > 0 && at < BAR; length--)
+            out[at++] = marks[i];
+    }
+}
+
+/* 8, 6, 3, 2: the bits that tell K8V4, K6V4, K6V3 and K6V2 apart; B other tiers; w the window. */
+static void tier_bar(const struct snapshot_entry *entry, const struct tiers *tiers,
+                     char out[BAR + 1]) {
+    uint64_t parts[6] = {tiers->blocks[LAYOUT_K8V4],
+                         tiers->blocks[LAYOUT_K6V4],
+                         tiers->blocks[LAYOUT_K6V3],
+                         tiers->blocks[LAYOUT_K6V2],
+                         0,
+                         0};
+    uint64_t known = parts[0] + parts[1] + parts[2] + parts[3];
+    parts[4] = entry->head.block_count > known ? entry->head.block_count - known : 0;
+    for (int i = 0; i < 5; i++)
+        parts[i] *= LAYOUT_BLOCK_TOKENS;
+    parts[5] = entry->head.n_kv > (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
+                   ? entry->head.n_kv - (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
+                   : 0;
+    bar_of(parts, "8632Bw", entry->head.n_kv, out);
+}
+
+static const char *state_of(const struct snapshot_entry *entry) {
+    if (entry->pinned)
+        return "pinned";
+    return entry->head.asleep ? "asleep" : "saved";
+}
+
+static void age_of(uint64_t then_ns, uint64_t now_ns, char out[TEXT_SHORT_BYTES]) {
+    uint64_t seconds = now_ns > then_ns ? (now_ns - then_ns) / 1000000000U : 0;
+    if (seconds < 120)
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " s", seconds);
+    else if (seconds < 7200)
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " min", seconds / 60);
+    else if (seconds < 172800)
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " h", seconds / 3600);
+    else
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " d", seconds / 86400);
+}
+
+/* At most `columns` bytes, cut between characters: names may be long and in any script. */
+static void print_cut(const char *text, size_t columns) {
+    size_t bytes = strlen(text);
+    if (bytes > columns) {
+        bytes = columns;
+        while (bytes > 0 && ((unsigned char)text[bytes] & 0xc0) == 0x80)
+            bytes--;
+    }
+    text_print_clean(stdout, text, bytes);
+}
+
+static void end_line(const struct top *top) {
+    fputs(top->live ? "\033[K\n" : "\n", stdout);
+}
+
+static void print_head(const struct top *top) {
+    const struct store_stats *stats = &top->stats;
+    char live[TEXT_SHORT_BYTES], garbage[TEXT_SHORT_BYTES], index[TEXT_SHORT_BYTES],
+        rate[TEXT_SHORT_BYTES], all[TEXT_SHORT_BYTES], bar[BAR + 1];
+    uint64_t whole = stats->bytes_max != STORE_BYTES_UNLIMITED
+                         ? stats->bytes_max
+                         : stats->segment_bytes + stats->index_bytes;
+    const uint64_t parts[3] = {stats->live_bytes, stats->garbage_bytes, stats->index_bytes};
+    printf("coldplane top  ");
+    print_cut(top->cmd->config->store, COLUMNS - 16);
+    end_line(top);
+    bar_of(parts, "#.i", whole, bar);
+    printf("disk   [%s] %s live, %s garbage, %s index", bar, text_size(stats->live_bytes, live),
+           text_size(stats->garbage_bytes, garbage), text_size(stats->index_bytes, index));
+    end_line(top);
+    printf("       %s, %s free on the disk, %s/s written",
+           stats->bytes_max == STORE_BYTES_UNLIMITED ? "no budget" : text_size(whole, all),
+           text_size(top->disk_free, live), text_size((uint64_t)top->write_rate, rate));
+    end_line(top);
+    printf("writer ");
+    print_cut(top->holder[0] != 0 ? top->holder : "none", COLUMNS - 8);
+    end_line(top);
+    printf("%zu sessions; tiers 8 K8V4, 6 K6V4, 3 K6V3, 2 K6V2, B others, w window%s", top->count,
+           top->live ? "; q leaves" : "");
+    end_line(top);
+    printf("%8s %10s %4s %-7s %7s  %-*s name", "tokens", "stored", "tags", "state", "used", BAR,
+           "tiers");
+    end_line(top);
+}
+
+static void print_row(struct top *top, struct store *store, const struct snapshot_entry *entry,
+                      uint64_t now_ns) {
+    char size[TEXT_SHORT_BYTES], age[TEXT_SHORT_BYTES], bar[BAR + 1];
+    tier_bar(entry, tiers_of(top, store, entry), bar);
+    age_of(entry->used_ns, now_ns, age);
+    printf("%8" PRIu64 " %10s %4" PRIu32 " %-7s %7s  %s ", entry->head.n,
+           text_size(entry->stored_bytes, size), entry->tag_count, state_of(entry), age, bar);
+    print_cut(entry->head.name, COLUMNS - 60);
+    end_line(top);
+}
+
+static size_t rows_that_fit(const struct top *top) {
+    struct winsize size = {.ws_row = 0};
+    if (!top->live)
+        return top->count;
+    (void)ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+    size_t lines = size.ws_row > HEAD_LINES + 1 ? size.ws_row : LINES_USUAL;
+    return lines - HEAD_LINES;
+}
+
+static void print_json(struct top *top, struct store *store) {
+    cJSON *list = cJSON_AddArrayToObject(top->cmd->result, "sessions");
+    json_text(top->cmd->result, "writer", top->holder);
+    cJSON_AddNumberToObject(top->cmd->result, "live_bytes", (double)top->stats.live_bytes);
+    cJSON_AddNumberToObject(top->cmd->result, "disk_free_bytes", (double)top->disk_free);
+    for (size_t i = 0; i < top->count; i++) {
+        char bar[BAR + 1];
+        cJSON *item = cmd_entry_json(&top->entries[i]);
+        tier_bar(&top->entries[i], tiers_of(top, store, &top->entries[i]), bar);
+        json_text(item, "tier_bar", bar);
+        cJSON_AddItemToArray(list, item);
+    }
+}
+
+static enum kv_err frame(struct top *top, struct kv_diag *diag) {
+    struct store *store = NULL;
+    uint64_t now_ns = kv_clock_wall_ns(top->cmd->clock);
+    enum kv_err err = look(top, &store, diag);
+    if (err == KV_OK && top->cmd->result != NULL) {
+        print_json(top, store);
+    } else if (err == KV_OK) {
+        size_t rows = rows_that_fit(top);
+        if (top->live)
+            fputs("\033[H", stdout);
+        print_head(top);
+        for (size_t i = 0; i < top->count && i < rows; i++)
+            print_row(top, store, &top->entries[i], now_ns);
+        if (top->live)
+            fputs("\033[J", stdout);
+        fflush(stdout);
+    }
+    store_close(store);
+    return err;
+}
+
+/* --- the terminal */
+
+/* 1 when it is time to leave. */
+static int wait_for_key(struct cmd *cmd) {
+    struct pollfd waits[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                              {.fd = cmd->signals, .events = POLLIN}};
+    char key = 0;
+    if (poll(waits, cmd->signals >= 0 ? 2 : 1, REFRESH_MS) > 0 && waits[0].revents != 0 &&
+        read(STDIN_FILENO, &key, 1) != 1)
+        return 1;
+    return key == 'q' || key == 'Q' || cmd_interrupted(cmd);
+}
+
+static enum kv_err run_live(struct top *top, struct kv_diag *diag) {
+    struct termios before, raw;
+    enum kv_err err = KV_OK;
+    int over = 0;
+    if (tcgetattr(STDIN_FILENO, &before) != 0)
+        return kv_diag_errno(diag, KV_ERR_IO, errno, "the terminal");
+    raw = before;
+    raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    (void)tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+    fputs("\033[?1049h\033[?25l", stdout); /* a screen of its own, without a cursor */
+    while (err == KV_OK && !over) {
+        err = frame(top, diag);
+        over = err != KV_OK || wait_for_key(top->cmd);
+    }
+    fputs("\033[?25h\033[?1049l", stdout);
+    fflush(stdout);
+    (void)tcsetattr(STDIN_FILENO, TCSANOW, &before);
+    return err;
+}
+
+enum kv_err cmd_top(struct cmd *cmd, struct kv_diag *diag) {
+    struct top *top = kv_alloc_zeroed(cmd->alloc, 1, sizeof *top);
+    if (top == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to begin with");
+    top->cmd = cmd;
+    top->live =
+        !cmd->config->once && cmd->result == NULL && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    if (top->live)
+        cmd_take_signals(cmd);
+    enum kv_err err = top->live ? run_live(top, diag) : frame(top, diag);
+    kv_alloc_release(cmd->alloc, top->entries);
+    kv_alloc_release(cmd->alloc, top);
+    return err;
+}
