@@ -27,6 +27,7 @@ enum {
     SLICE_BYTES = 4 << 20, /* … this large each */
     PINNED_MAX = 32,       /* buffers kept for host_get */
     GRAPHS_MAX = 64,
+    RECORD_AFTER = 8,
     DIGEST_EXTENTS_MAX = 64,
     DIGEST_PIECES_MAX = 131072,
     UNUSABLE_SHARE = 16 /* without a limit, 1 / so much of the free memory is left to others */
@@ -47,12 +48,13 @@ struct pinned {
     int taken;
 };
 
-/* A recorded step. A form is seen once before it is recorded, so that kernels are loaded then. */
+/* A recorded step. Recording one takes as long as it saves in some ten steps, so a form that comes
+ * by rarely is not worth it; and kernels are loaded by then. */
 struct graph {
     uint64_t shape;
     uint32_t ctas, wide;
     cudaGraphExec_t exec;
-    int seen;
+    uint32_t seen;
 };
 
 struct cuda {
@@ -186,8 +188,7 @@ static void cuda_host_put(struct device *device, void *memory) {
 
     pthread_mutex_lock(&cuda->pinned_lock);
     for (uint32_t i = 0; i < PINNED_MAX; i++)
-        if (cuda->pinned[i].at == memory)
-            cuda->pinned[i].taken = 0;
+        cuda->pinned[i].taken &= cuda->pinned[i].at != memory;
     pthread_mutex_unlock(&cuda->pinned_lock);
 }
 
@@ -520,7 +521,7 @@ static int cuda_repeat_begin(struct device *device, uint64_t shape) {
     if (graph && graph->exec) {
         check(cuda, cudaGraphLaunch(graph->exec, lane->stream), "a recorded step");
         run = 0;
-    } else if (graph && graph->seen++) {
+    } else if (graph && graph->seen++ == RECORD_AFTER) {
         cudaError_t error = cudaStreamBeginCapture(lane->stream, cudaStreamCaptureModeThreadLocal);
         check(cuda, error, "recording a step");
         cuda->recording = error == cudaSuccess ? graph : NULL;
@@ -539,10 +540,9 @@ static void cuda_repeat_end(struct device *device) {
         return;
     cuda->recording = NULL;
     check(cuda, cudaStreamEndCapture(stream, &recorded), "recording a step");
-    if (recorded) {
+    if (recorded)
         check(cuda, cudaGraphInstantiate(&graph->exec, recorded, 0), "recording a step");
-        (void)cudaGraphDestroy(recorded);
-    }
+    (void)(recorded && cudaGraphDestroy(recorded));
     if (graph->exec)
         check(cuda, cudaGraphLaunch(graph->exec, stream), "a recorded step");
     else
