@@ -81,6 +81,16 @@ static enum kv_err put_lineage(struct importing *importing, uint32_t snapshot_co
     return put(importing, &key, &lineage, diag);
 }
 
+static enum kv_err put_name(struct importing *importing, uint64_t snapshot, struct kv_diag *diag) {
+    const struct image *image = &importing->image;
+    const struct record_name head = {
+        .snapshot = snapshot, .lineage = image->lineage, .updated_ns = image->created_ns};
+    uint8_t value[RECORD_OUT_BYTES];
+    struct record_key key = record_key_name(image->name);
+    const struct store_put name = {.value = value, .value_bytes = record_put_name(&head, value)};
+    return put(importing, &key, &name, diag);
+}
+
 /* --- what snap_take hands on */
 
 static enum kv_err on_image(void *context, const struct image *image, uint32_t flags,
@@ -156,6 +166,9 @@ static enum kv_err on_block(void *context, const struct snap_take_block *block,
             begin(importing, SNAP_COMMIT_RECORD_BYTES + worst * (fit < left ? fit : left), diag));
         if (block->index == 0)
             KV_TRY(put_lineage(importing, 0, diag));
+#ifdef BREAK_IMPORT_EARLY
+        KV_TRY(put_name(importing, importing->image.lineage, diag));
+#endif
     }
     KV_TRY(put_block(importing, block, diag));
     if (importing->batch_raw >= importing->args->batch_bytes)
@@ -229,11 +242,7 @@ static enum kv_err put_snapshot(struct importing *importing, const uint8_t *byte
     enum kv_err err = put(importing, &key, &snapshot, diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {
-        .snapshot = id, .lineage = image->lineage, .updated_ns = image->created_ns};
-    key = record_key_name(image->name);
-    const struct store_put name = {.value = value, .value_bytes = record_put_name(&head, value)};
-    return put(importing, &key, &name, diag);
+    return put_name(importing, id, diag);
 }
 
 /* The batch that makes the session visible. */

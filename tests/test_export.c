@@ -4,15 +4,16 @@
  * that nobody writes, foreign models; that nothing is visible and nothing stays after a refusal.
  * Not responsible for: the commands (test_cli_move.c), random bytes (fuzz_export.c).
  * Broken twins: BREAK_EXPORT_CHAIN, BREAK_EXPORT_DIGEST, BREAK_EXPORT_IDS, BREAK_EXPORT_TAIL,
- * BREAK_IMPORT_EXISTS, BREAK_IMPORT_STAGED.
+ * BREAK_IMPORT_EARLY, BREAK_IMPORT_EXISTS, BREAK_IMPORT_STAGED.
  */
 #include "engine/export.h"
-#include "snapshot/snap_care.h"
+#include "snapshot/snap_gc.h"
 #include "snapshot/snap_import.h"
 #include "snapshot/snap_lower.h"
 #include "snapshot/snap_tree.h"
 #include "store/base/bytes.h"
 #include "store/io.h"
+#include "tests/support_disk.h"
 #include "tests/support_fuzz.h"
 #include "tests/support_life.h"
 #include "tests/testing.h"
@@ -546,7 +547,82 @@ static void a_kill_leaves_nothing_visible(void **state) {
     close_fixture(&f);
 }
 
-TESTING_MAIN(cmocka_unit_test(every_kind_of_session_comes_back),
+/* --- power cuts */
+
+/* What a cut leaves: all of the session or nothing of it, and nothing that stays for ever. Returns
+ * whether it is there. */
+static int whole_or_nothing(const char *dir, uint64_t n, uint64_t cut) {
+    struct store *store = NULL;
+    struct snapshot_entry entry;
+    struct restore_check check;
+    struct kv_diag diag = {""};
+    struct store_options options = store_options_usual(dir, "test");
+    options.segment_bytes = 1 << 20;
+    if (store_open(&options, &store, &diag) != KV_OK)
+        fail_msg("cut %llu: %s", (unsigned long long)cut, diag.text);
+    enum kv_err err = snapshot_find(store, kv_alloc_system(), "other", &entry, &diag);
+    if (err == KV_OK) {
+        assert_int_equal(entry.head.n, n);
+        err = restore_verify(store, kv_alloc_system(), "other", &check, &diag);
+        if (err != KV_OK)
+            fail_msg("cut %llu: %s", (unsigned long long)cut, diag.text);
+    } else {
+        if (err != KV_ERR_NOT_FOUND)
+            fail_msg("cut %llu: %s", (unsigned long long)cut, diag.text);
+        assert_int_equal(snap_gc_unsaved(store, kv_alloc_system(), &diag), KV_OK);
+        assert_int_equal(records(store), 0);
+    }
+    store_close(store);
+    return err == KV_OK;
+}
+
+static void a_power_cut_leaves_all_or_nothing(void **state) {
+    (void)state;
+    struct fixture f = {0};
+    char root[TESTING_PATH_BYTES + 8], copy[TESTING_PATH_BYTES + 32];
+    struct store *store = NULL;
+    struct snap_import_result result;
+    struct kv_diag diag = {""};
+    uint32_t whole = 0, cuts = 0;
+    make_file(&f, IMAGE_RECIPE_V3, 64 + 256 * 3 + 30);
+    testing_temp_dir(f.other_dir);
+    snprintf(root, sizeof root, "%s/s", f.other_dir);
+    struct disk *disk = disk_make(io_posix_door(), root);
+    struct store_options options = store_options_usual(root, "test");
+    options.door = disk_door(disk);
+    options.segment_bytes = 1 << 20;
+    assert_int_equal(store_open(&options, &store, &diag), KV_OK);
+    uint64_t first = disk_entries(disk);
+    struct source source = {f.file.at, f.file.count, -1};
+    const struct snap_import_args args = {
+        .store = store,
+        .name = "other",
+        .batch_bytes = 1,
+        .take = {.alloc = kv_alloc_system(), .get = get_bytes, .get_context = &source}};
+    assert_int_equal(snap_import(&args, &result, &diag), KV_OK);
+    uint64_t acknowledged = disk_entries(disk);
+    for (uint64_t cut = first; cut <= acknowledged; cut++)
+        for (uint32_t k = 0; k < 3; k++) {
+            static const struct disk_policy policies[] = {
+                {.unsynced = DISK_LOST},
+                {.unsynced = DISK_KEPT},
+                {.unsynced = DISK_RANDOM, .seed = 11, .grain_bytes = 4096}};
+            snprintf(copy, sizeof copy, "%s/%llu-%u", f.other_dir, (unsigned long long)cut, k);
+            disk_build(disk, cut, &policies[k], copy);
+            int there = whole_or_nothing(copy, result.n, cut);
+            assert_true(there || cut < acknowledged);
+            whole += there != 0;
+            cuts++;
+        }
+    printf("%u cuts, the session was there after %u\n", cuts, whole);
+    assert_true(whole >= 3 && whole < cuts / 2);
+    store_close(store);
+    disk_drop(disk);
+    close_fixture(&f);
+}
+
+TESTING_MAIN(cmocka_unit_test(a_power_cut_leaves_all_or_nothing),
+             cmocka_unit_test(every_kind_of_session_comes_back),
              cmocka_unit_test(a_store_with_other_settings_takes_it),
              cmocka_unit_test(a_fork_takes_along_what_it_shares),
              cmocka_unit_test(a_degraded_session_goes_as_it_is),
