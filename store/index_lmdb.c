@@ -24,6 +24,7 @@
 /* The file grows with use, the map is address space only. */
 static const size_t map_bytes_first = (size_t)16 << 20;
 static const size_t map_bytes_end = (size_t)1 << 40;
+enum { APPLIES_PER_CHECK = 64 };
 
 struct index {
     const struct kv_alloc *alloc;
@@ -34,6 +35,7 @@ struct index {
     MDB_dbi states;
     pthread_rwlock_t resize;
     uint8_t *old_entry; /* scratch of the applying thread */
+    uint64_t applied;   /* by the same, since it was opened */
 };
 
 static enum kv_err translate(int rc, struct kv_diag *diag, const char *what) {
@@ -53,9 +55,11 @@ static enum kv_err translate(int rc, struct kv_diag *diag, const char *what) {
     case EINVAL: /* LMDB's word for a file whose flags or sizes cannot be */
         err = KV_ERR_CORRUPT;
         break;
+    case MDB_READERS_FULL:
+        return kv_diag_set(diag, KV_ERR_IO,
+                           "index: too many programs read this store at once: end some of them");
     case MDB_MAP_FULL:
     case MDB_MAP_RESIZED:
-    case MDB_READERS_FULL:
         break;
     default: /* its other codes say that the file is not what it wrote */
         err = rc < 0 ? KV_ERR_CORRUPT : KV_ERR_IO;
@@ -162,6 +166,17 @@ static int open_env(struct index *index, const struct index_options *options, un
     return rc;
 }
 
+/* Slots of readers that were killed would fill the table, and one that was killed while it read
+ * keeps every page that was freed since from being used again. */
+static void clear_stale(struct index *index) {
+#ifndef BREAK_STALE_READERS
+    int dead = 0;
+    (void)mdb_reader_check(index->env, &dead);
+#else
+    (void)index;
+#endif
+}
+
 static enum kv_err open_lmdb(struct index *index, const struct index_options *options,
                              struct kv_diag *diag) {
     unsigned extra = options->mode == INDEX_READ ? MDB_RDONLY : 0;
@@ -174,10 +189,8 @@ static enum kv_err open_lmdb(struct index *index, const struct index_options *op
         rc = open_env(index, options, extra | MDB_NOLOCK);
     if (rc != 0)
         return translate(rc, diag, "open it");
-    if (options->mode == INDEX_WRITE) {
-        int dead = 0;
-        mdb_reader_check(index->env, &dead);
-    }
+    if (options->mode == INDEX_WRITE)
+        clear_stale(index);
     if (!file_is_whole(index))
         return kv_diag_set(diag, KV_ERR_CORRUPT, "index: data.mdb is shorter than it says");
     rc = open_databases(index, options->mode);
@@ -247,10 +260,11 @@ static int begin_read(struct index *index, MDB_txn **txn_out) {
         if (rc == 0)
             return 0;
         pthread_rwlock_unlock(&index->resize);
-        if (rc != MDB_MAP_RESIZED || attempt == 8)
+        if (attempt == 8 || (rc != MDB_MAP_RESIZED && rc != MDB_READERS_FULL))
             return rc;
-        rc = resize_map(index, 0);
-        if (rc != 0)
+        if (rc == MDB_READERS_FULL)
+            clear_stale(index);
+        else if ((rc = resize_map(index, 0)) != 0)
             return rc;
     }
 }
@@ -451,6 +465,8 @@ enum kv_err index_apply(struct index *index, const uint8_t *ops, size_t ops_byte
                         struct fmt_state *state, struct kv_diag *diag) {
     struct kv_reader reader;
     kv_reader_init(&reader, ops, ops_bytes);
+    if (++index->applied % APPLIES_PER_CHECK == 0)
+        clear_stale(index);
     for (;;) {
         struct fmt_state next = *state;
         int rc = apply_once(index, reader, &next);

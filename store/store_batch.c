@@ -132,9 +132,7 @@ static enum kv_err begin(struct store *store, uint64_t worst_bytes, int removes,
         return err;
     (void)segment_take_counts(store->writer);
     batch->removes = removes;
-    if (removes)
-        store_reserve_give(store);
-    else
+    if (!removes)
         store_reserve_take(store);
     batch->open = 1;
     *out = batch;
@@ -153,7 +151,11 @@ enum kv_err store_inner_begin_reserve(struct store *store, struct store_batch **
 
 enum kv_err store_batch_begin_removal(struct store *store, struct store_batch **out,
                                       struct kv_diag *diag) {
-    return store_inner_begin_reserve(store, out, diag);
+    enum kv_err err = store_inner_begin_reserve(store, out, diag);
+    /* Not for gc: what it moves would use the reserve up and give nothing back for it. */
+    if (err == KV_OK)
+        store_reserve_give(store);
+    return err;
 }
 
 static enum kv_err check_sizes(size_t key_bytes, size_t value_bytes, struct kv_diag *diag) {

@@ -10,6 +10,7 @@
 
 #include "store/store_gone.h"
 #include "store/store_inner.h"
+#include "store/store_reserve.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -342,6 +343,9 @@ enum kv_err store_punch(const struct store_punch_args *args, struct store_punch_
     store_gone_release(&punch.gone);
     kv_alloc_release(store->options.alloc, punch.live);
     kv_alloc_release(store->options.alloc, punch.records.items);
+    /* Before anybody else takes what has come free. */
+    if (!args->dry_run && report_out->punched_bytes != 0)
+        store_reserve_take(store);
     pthread_mutex_lock(&store->lock);
     if (report_out->refused)
         snprintf(store->fallback, sizeof store->fallback,

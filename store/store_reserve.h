@@ -1,7 +1,8 @@
 /* store/store_reserve.h - a little of the disk kept back, so that a full one can be emptied.
  *
  * Responsible for: the file RESERVE, which holds blocks and no content: taken when a writer opens
- * the store and before ordinary batches, given back before batches that remove or move.
+ * the store, before ordinary batches and when holes were punched, given back before batches that
+ * remove.
  * Not responsible for: the byte budget's own reserve (store_batch.c).
  *
  * A removal on a full disk needs a page for its batch record and a few for the index; punching

@@ -14,20 +14,38 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
-enum { SAVES_MAX = 60 };
+enum { SAVES_MAX = 100 };
 
 static struct world world;
 static char mount_dir[TESTING_PATH_BYTES], dir[TESTING_PATH_BYTES + 16];
 
-static void begin(const char *options) {
+static void begin_world(void) {
     struct kv_diag diag = {""};
-    testing_temp_dir(mount_dir);
-    if (mount("tmpfs", mount_dir, "tmpfs", 0, options) != 0)
-        testing_skip("mounting needs root");
     snprintf(dir, sizeof dir, "%s/store", mount_dir);
     world.fact_count = 0;
     if (world_open(&world, dir, NULL, &diag) != KV_OK)
         fail_msg("%s", diag.text);
+}
+
+static void begin(const char *options) {
+    testing_temp_dir(mount_dir);
+    if (mount("tmpfs", mount_dir, "tmpfs", 0, options) != 0)
+        testing_skip("mounting needs root");
+    begin_world();
+}
+
+/* A file system in a file, smaller than one segment. */
+static void begin_ext4(uint32_t mib) {
+    char image[TESTING_PATH_BYTES], command[2 * TESTING_PATH_BYTES + 160];
+    testing_temp_dir(image);
+    testing_temp_dir(mount_dir);
+    snprintf(command, sizeof command,
+             "truncate -s %uM '%s/disk' && mkfs.ext4 -q -F -m 0 '%s/disk' >/dev/null 2>&1 && "
+             "mount -o loop '%s/disk' '%s' 2>/dev/null",
+             mib, image, image, image, mount_dir);
+    if (system(command) != 0)
+        testing_skip("mounting ext4 in a file needs root, mkfs.ext4 and loop devices");
+    begin_world();
 }
 
 static void end(void) {
@@ -85,6 +103,73 @@ static void a_disk_that_fills_up(void **state) {
     end();
 }
 
+/* Filled to the last block, a session removed, gc, saved again; over and over, on ext4. */
+static void a_full_disk_empties(void **state) {
+    (void)state;
+    struct kv_diag diag = {""};
+    uint32_t saves = 0, rounds = 0;
+    begin_ext4(8);
+    for (; rounds < 6; rounds++) {
+        enum kv_err err = KV_OK;
+        uint32_t before = saves;
+        for (uint64_t i = 0; err == KV_OK && i < SAVES_MAX; i++) {
+            say(rounds * 1000 + i);
+            err = world_save(&world, (uint32_t)((rounds * 1000 + i) % 3), 1, &diag);
+            saves += err == KV_OK;
+        }
+        assert_int_equal(err, KV_ERR_NO_SPACE);
+        assert_true(saves > before);
+        support_store_fill_disk(mount_dir);
+        /* Every other round by a fresh handle, which opens without a free block. */
+        if (rounds % 2 == 1) {
+            world_close(&world);
+            if (world_open(&world, dir, NULL, &diag) != KV_OK)
+                fail_msg("opening on a full disk: %s", diag.text);
+        }
+        uint32_t gone = rounds % 3;
+        if (world_remove(&world, gone, &diag) != KV_OK)
+            fail_msg("removing on a full disk: %s", diag.text);
+        uint64_t taken = support_store_disk_bytes(dir);
+        if (world_gc(&world, &diag) != KV_OK && diag.text[0] == 0)
+            fail_msg("gc fails without a word");
+        assert_true(support_store_disk_bytes(dir) + (256 << 10) < taken);
+        support_store_unfill_disk(mount_dir);
+        say(gone);
+        save_works(gone);
+    }
+    printf("ext4 of 8 MiB: full %u times, %u saves\n", rounds, saves);
+    end();
+}
+
+/* The file system has room and no inode: what needs a new file says so, the rest goes on. */
+static void a_disk_without_inodes(void **state) {
+    (void)state;
+    struct kv_diag diag = {""};
+    char path[TESTING_PATH_BYTES + 64];
+    uint32_t files = 0;
+    begin("size=64m,nr_inodes=40");
+    say(0);
+    assert_int_equal(world_save(&world, 0, 0, &diag), KV_OK);
+    for (FILE *file = stdout; file != NULL; files++) {
+        snprintf(path, sizeof path, "%s/f%u", mount_dir, files);
+        file = fopen(path, "w");
+        if (file != NULL)
+            fclose(file);
+    }
+    for (uint64_t i = 1; i < 6; i++) {
+        say(i);
+        /* The open segment and the index are there already. */
+        if (world_save(&world, (uint32_t)(i % 3), 0, &diag) != KV_OK)
+            assert_non_null(strstr(diag.text, "inodes"));
+    }
+    char command[TESTING_PATH_BYTES + 32];
+    snprintf(command, sizeof command, "rm -f '%s'/f*", mount_dir);
+    assert_int_equal(system(command), 0);
+    say(1);
+    save_works(1);
+    end();
+}
+
 static void a_disk_that_turns_read_only(void **state) {
     (void)state;
     struct kv_diag diag = {""};
@@ -136,9 +221,10 @@ static void a_store_that_goes_away(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_disk_that_fills_up),
-                                       cmocka_unit_test(a_disk_that_turns_read_only),
-                                       cmocka_unit_test(a_store_that_goes_away)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_disk_that_fills_up), cmocka_unit_test(a_full_disk_empties),
+        cmocka_unit_test(a_disk_without_inodes), cmocka_unit_test(a_disk_that_turns_read_only),
+        cmocka_unit_test(a_store_that_goes_away)};
     (void)argc;
     world_begin(&world);
     int status = testing_run(1, argv, tests, sizeof tests / sizeof tests[0]);

@@ -1,12 +1,16 @@
-/* tests/kill_save.c - `make test-kill KILLS=n`: real SIGKILLs while sessions chat, save and go.
+/* tests/kill_save.c - `make test-kill KILLS=n`: real SIGKILLs while sessions chat, save, wake, go.
  *
  * Responsible for: a life process that three sessions share, killed at a random moment; a fresh
  * process that wakes every session and compares it with a life that was never killed.
  * Not responsible for: faults at chosen writes (test_store*.c, demo.c) or power cuts.
  *
  * What must hold after every kill: a session that was acknowledged at n tokens is there with at
- * least n, woken with an equal fingerprint, and its ids are those of the undisturbed life.
+ * least n, woken with an equal fingerprint, its ids are those of the undisturbed life, and fsck
+ * with every extent read finds no damage.
  */
+#include "snapshot/snap_care.h"
+#include "store/store_fsck.h"
+#include "store/store_gc.h"
 #include "tests/support_tiny_model.h"
 #include "tests/testing.h"
 #include "tools/service.h"
@@ -20,7 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SESSIONS = 3, TURNS = 5, IDS_MAX = 8192, REPLY_TOKENS = 6, TEXT_BYTES = 420 };
+enum { SESSIONS = 3, TURNS = 5, IDS_MAX = 8192, REPLY_TOKENS = 6, TEXT_BYTES = 420, KILL_MS = 700 };
 
 struct life {
     char model[TESTING_PATH_BYTES + 32], store[TESTING_PATH_BYTES + 32];
@@ -112,13 +116,35 @@ static void tell(int pipe_end, uint32_t session, uint64_t n) {
         _exit(3);
 }
 
+/* Now and then what is dead goes, with sessions resident: holes and small segments. */
+static enum kv_err give_back(struct service *service, struct kv_diag *diag) {
+    struct store_gc_options options = store_gc_options_usual();
+    struct store_gc_report report;
+    struct snap_care_report records;
+    const struct snap_care_collect_args collect = {.store = service_store(service),
+                                                   .alloc = service_alloc(service),
+                                                   .open = service_snapshot(service)};
+    options.live_percent = 80;
+    snapshot_drain(service_snapshot(service));
+    engine_apply(service_engine(service));
+    enum kv_err err = snap_care_collect(&collect, &records, diag);
+    return err == KV_OK ? store_gc(service_store(service), &options, &report, diag) : err;
+}
+
+/* The next turn wakes it. */
+static void let_go(struct service *service, const char *name) {
+    struct session *session = session_find(service_engine(service), name);
+    if (session != NULL)
+        session_drop(session);
+}
+
 /* The killed process: chats round and round; a session that is through its turns is removed and
- * begins again. */
-static void live(const struct life *life, int pipe_end) {
+ * begins again, others are let go and woken, and gc runs. */
+static void live(const struct life *life, int pipe_end, uint32_t first) {
     struct service *service = NULL;
     struct kv_diag diag = {""};
     enum kv_err err = open_life(life, life->store, &service, &diag);
-    for (uint32_t step = 0; err == KV_OK; step++) {
+    for (uint32_t step = first; err == KV_OK; step++) {
         uint32_t index = step % SESSIONS, turn = 0;
         char name[8];
         struct snapshot_entry entry;
@@ -129,9 +155,7 @@ static void live(const struct life *life, int pipe_end) {
             turn++;
         if (err == KV_OK && turn == TURNS) {
             tell(pipe_end, index, 0);
-            struct session *session = session_find(service_engine(service), name);
-            if (session != NULL)
-                session_drop(session);
+            let_go(service, name);
             err = snapshot_remove(service_store(service), alloc, name, &diag);
             turn = 0;
         } else if (err == KV_ERR_NOT_FOUND) {
@@ -141,9 +165,20 @@ static void live(const struct life *life, int pipe_end) {
             err = take_turn(service, index, turn, 1, &diag);
         if (err == KV_OK)
             tell(pipe_end, index, life->n[index][turn + 1]);
+        if (step % 7 == 3)
+            let_go(service, name);
+        if (err == KV_OK && step % 4 == 1)
+            err = give_back(service, &diag);
     }
     fprintf(stderr, "life process: %s\n", diag.text);
     _exit(4);
+}
+
+static void on_finding(void *context, const struct store_fsck_finding *finding) {
+    if (!finding->is_note) {
+        fprintf(stderr, "fsck: %s\n", finding->text);
+        *(int *)context = 1;
+    }
 }
 
 /* Wakes every session in a fresh process, which exits 0 when all is as it must be. */
@@ -154,6 +189,13 @@ static void check_alive(const struct life *life, const uint64_t acknowledged[SES
     if (open_life(life, life->store, &service, &diag) != KV_OK) {
         fprintf(stderr, "after the kill: %s\n", diag.text);
         _exit(1);
+    }
+    struct store_fsck_report found;
+    const struct store_fsck_args fsck = {
+        .store = service_store(service), .read_data = 1, .each = on_finding, .context = &bad};
+    if (store_fsck(&fsck, &found, &diag) != KV_OK) {
+        fprintf(stderr, "fsck: %s\n", diag.text);
+        bad = 1;
     }
     for (uint32_t index = 0; index < SESSIONS; index++) {
         char name[8];
@@ -242,10 +284,10 @@ static void test_kills(void **state) {
         pid_t child = fork();
         if (child == 0) {
             close(ends[0]);
-            live(&life, ends[1]);
+            live(&life, ends[1], kill_index);
         }
         close(ends[1]);
-        kill_after(child, ends[0], 20 + (int)testing_random_below(&random, 900), acknowledged);
+        kill_after(child, ends[0], 20 + (int)testing_random_below(&random, KILL_MS), acknowledged);
         close(ends[0]);
         assert_int_equal(wait_for(child), 128 + SIGKILL);
         words += memcmp(before, acknowledged, sizeof before) != 0;

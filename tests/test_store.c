@@ -4,7 +4,7 @@
  * sizes, counts, the account of a commit, reading beside a writer in another process, what is said
  * of direct I/O.
  * Not responsible for: faults (test_store_batch.c), opening (test_store_open.c).
- * Broken twins: BREAK_UPDATE.
+ * Broken twins: BREAK_UPDATE, BREAK_STALE_READERS.
  */
 #include "store/store.h"
 
@@ -15,6 +15,8 @@
 #include "tests/testing.h"
 
 #include <fcntl.h>
+#include <lmdb.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -374,6 +376,65 @@ static void index_grows_by_itself(void **state) {
     store_close(store);
 }
 
+/* A program that takes every reader's slot, each in the middle of a look-up, and is killed. */
+static void killed_reader(const char *dir) {
+    int ends[2];
+    char word = 0;
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        char path[TESTING_PATH_BYTES + 16];
+        MDB_env *env = NULL;
+        MDB_txn *txn = NULL;
+        snprintf(path, sizeof path, "%s/index", dir);
+        if (mdb_env_create(&env) != 0 || mdb_env_open(env, path, MDB_RDONLY | MDB_NOTLS, 0600) != 0)
+            _exit(1);
+        int rc = 0;
+        while (rc == 0)
+            rc = mdb_txn_begin(env, NULL, MDB_RDONLY, &txn);
+        if (rc != MDB_READERS_FULL || write(ends[1], "x", 1) != 1)
+            _exit(2);
+        pause();
+    }
+    close(ends[1]);
+    assert_int_equal(read(ends[0], &word, 1), 1);
+    close(ends[0]);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
+/* Look-ups find a slot, and what is written over and over does not grow the index. */
+static void killed_readers_are_cleared(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    static char value[STORE_VALUE_BYTES_MAX];
+    struct store_stats stats;
+    struct store_record record;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    for (unsigned round = 0; round < 300; round++) {
+        struct store_batch *batch = NULL;
+        struct store_put put = {"big", 3, value, sizeof value, NULL, 0};
+        memset(value, (int)round, sizeof value);
+        assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
+        assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+        assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+        if (round == 0)
+            killed_reader(dir);
+    }
+    store_stats_get(store, &stats);
+    print_message("%llu bytes of index\n", (unsigned long long)stats.index_bytes);
+    assert_true(stats.index_bytes < (uint64_t)8 << 20);
+    killed_reader(dir);
+    struct kv_diag diag = {""};
+    if (store_get(store, "big", 3, &record, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    store_record_release(store, &record);
+    store_close(store);
+}
+
 /* Extents leave a record and are garbage at once; the others and the new value stand, also when the
  * index is made anew, and when the record was put in the same batch. */
 static void shrinking_drops_kinds(void **state) {
@@ -496,4 +557,4 @@ TESTING_MAIN(cmocka_unit_test(shrinking_drops_kinds), cmocka_unit_test(the_log_e
              cmocka_unit_test(walks_are_ordered_and_bounded), cmocka_unit_test(sizes_are_checked),
              cmocka_unit_test(batches_come_one_at_a_time),
              cmocka_unit_test(commit_gives_its_account), cmocka_unit_test(readers_beside_a_writer),
-             cmocka_unit_test(index_grows_by_itself))
+             cmocka_unit_test(index_grows_by_itself), cmocka_unit_test(killed_readers_are_cleared))
