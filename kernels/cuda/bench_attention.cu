@@ -161,17 +161,20 @@ static void check_step(bench &bench, const step &step, bench_scene &scene,
     enum { LAYER = 17 };
     const step_layer &layer = step.layer[LAYER];
     std::vector<float> q(STEP_HIDDEN), out(STEP_HIDDEN), logits(STEP_VOCAB);
-    std::vector<uint16_t> k(STEP_KV), v(STEP_KV);
+    std::vector<uint16_t> all(2 * step.rows * STEP_KV), own;
 
     bench_fetch(bench, q, layer.q);
     bench_fetch(bench, out, layer.attended);
-    bench_fetch(bench, k, layer.chunk);
-    bench_fetch(bench, v, layer.chunk + step.rows * STEP_KV);
+    bench_fetch(bench, all, layer.chunk);
     bench_fetch(bench, logits, step.logits);
-    k.insert(k.end(), v.begin(), v.end());
-    *error_out = twin_error(bench, scene, LAYER, q.data(), out.data(), k);
+    for (uint32_t i = 0; i < 2 * BENCH_KV_HEADS; i++) {
+        auto row = all.begin() + i * step.rows * BENCH_DIM;
+        own.insert(own.end(), row, row + BENCH_DIM);
+    }
+    *error_out = twin_error(bench, scene, LAYER, q.data(), out.data(), own);
     if (!(*error_out < ATTENTION_ERROR_MAX))
         bench_fail(bench, "wrong answer: attention inside the step differs from the host twin");
+    step_check_end(bench, step, scene, LAYER);
     step_check(bench, step, LAYER);
     if (first_logits.empty())
         first_logits = logits;

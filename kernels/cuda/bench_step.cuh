@@ -20,6 +20,7 @@ enum {
     STEP_FFN = 14336,
     STEP_VOCAB = 128256,
     STEP_POSITIONS = 16, /* rows of the RoPE table; which one is read changes no time */
+    STEP_TOP = 40,       /* candidates sent to the host */
     STEP_TABLE_ROWS = 16 /* of the embedding: a step reads one a sequence */
 };
 
@@ -33,7 +34,7 @@ static const uint32_t step_shape[STEP_WEIGHTS][2] = {
 struct step_layer { /* [row][...] each */
     float *x;       /* before the layer */
     float *normed, *q, *k, *v, *attended, *middle, *normed_ffn, *gate, *up, *inner;
-    uint16_t *chunk; /* [K, V][row][kv head][dim] */
+    uint16_t *chunk; /* [K, V][kv head][row][dim] */
     struct ops_kv_dest *dest;
     struct kvops_seq *seqs;
 };
@@ -50,6 +51,9 @@ struct step {
     step_layer layer[BENCH_LAYERS];
     float *x, *normed, *logits;
     uint16_t *rounded;
+    uint16_t *chunk; /* [layer], as the layers have it */
+    struct ops_candidate *top;
+    void *top_scratch;
 };
 
 /* Once for all cases. */
@@ -102,13 +106,12 @@ static inline void step_make_layer(bench &bench, step &step, step_layer &layer,
     layer.gate = bench_take<float>(bench, rows * STEP_FFN);
     layer.up = bench_take<float>(bench, rows * STEP_FFN);
     layer.inner = bench_take<float>(bench, rows * STEP_FFN);
-    layer.chunk = bench_take<uint16_t>(bench, 2 * rows * STEP_KV);
     for (uint32_t r = 0; r < rows; r++) {
-        uint16_t *k = layer.chunk + r * STEP_KV, *v = layer.chunk + (rows + r) * STEP_KV;
-        dest[r] = {k, v, BENCH_DIM};
+        uint16_t *k = layer.chunk + r * BENCH_DIM, *v = k + rows * STEP_KV;
+        dest[r] = {k, v, rows * BENCH_DIM};
         seqs[r].chunk_k = k;
         seqs[r].chunk_v = v;
-        seqs[r].chunk_head_stride = BENCH_DIM;
+        seqs[r].chunk_head_stride = rows * BENCH_DIM;
     }
     layer.dest = bench_upload(bench, dest);
     layer.seqs = bench_upload(bench, seqs);
@@ -116,8 +119,14 @@ static inline void step_make_layer(bench &bench, step &step, step_layer &layer,
 
 static inline void step_make_activations(bench &bench, step &step, const bench_scene &scene,
                                          uint32_t rows) {
+    struct ops_top top = {NULL, NULL, STEP_VOCAB, rows, STEP_VOCAB, STEP_TOP};
+
     step.rows = rows;
+    step.chunk = bench_take<uint16_t>(bench, BENCH_LAYERS * 2 * rows * STEP_KV);
+    step.top = bench_take<struct ops_candidate>(bench, rows * STEP_TOP);
+    step.top_scratch = bench_take<uint8_t>(bench, cuda_ops_top_scratch_bytes(&top));
     for (step_layer &layer : step.layer) {
+        layer.chunk = step.chunk + (&layer - step.layer) * 2 * rows * STEP_KV;
         layer.x = bench_take<float>(bench, rows * STEP_HIDDEN);
         step_make_layer(bench, step, layer, scene);
     }
@@ -196,9 +205,38 @@ static inline void step_feed_forward(bench &bench, const step &step, uint32_t l,
     step_multiply(bench, step, &down, 1, {});
 }
 
-/* Everything from token ids to logits; `attention` 0 leaves decode and combine out. */
-static inline void step_record(bench &bench, const step &step, bench_scene &scene, bool attention) {
+/* Where the row of a sequence goes: behind its window. */
+static inline struct kvops_append step_append_of(const bench &bench, const step &step,
+                                                 const bench_scene &scene, uint32_t seq) {
+    uint32_t at = scene.host[seq].window_tokens;
+    struct kvops_append args = {};
+
+    args.pool = bench.pool;
+    args.chunk = step.chunk;
+    args.chunk_rows = step.rows;
+    args.first_row = seq;
+    args.count = 1;
+    args.page = bench.pages[seq][1 + at / LAYOUT_PAGE_TOKENS];
+    args.page_token = at % LAYOUT_PAGE_TOKENS;
+    return args;
+}
+
+/* The head, the best candidates, the rows of K and V into their pages. */
+static inline void step_end(bench &bench, const step &step, const bench_scene &scene) {
     static const uint32_t head_shape[2] = {STEP_VOCAB, STEP_HIDDEN};
+    struct ops_matmul head = step_product(step, step.head, head_shape, step.normed, step.logits);
+    struct ops_top top = {step.logits, step.top, STEP_VOCAB, step.rows, STEP_VOCAB, STEP_TOP};
+
+    step_multiply(bench, step, &head, 1, {step.x, step.normed, NULL});
+    bench_ok(bench, cuda_ops_top(&top, step.top_scratch, bench.stream));
+    for (uint32_t seq = 0; seq < step.rows; seq++) {
+        struct kvops_append append = step_append_of(bench, step, scene, seq);
+        bench_ok(bench, cuda_kvops_append(&append, bench.stream));
+    }
+}
+
+/* Everything from token ids to candidates; `attention` 0 leaves decode and combine out. */
+static inline void step_record(bench &bench, const step &step, bench_scene &scene, bool attention) {
     struct ops_embed embed = {};
 
     embed.table = {OPS_BF16, STEP_TABLE_ROWS, STEP_HIDDEN, step.table};
@@ -223,8 +261,7 @@ static inline void step_record(bench &bench, const step &step, bench_scene &scen
         step_multiply(bench, step, &out, 1, {});
         step_feed_forward(bench, step, l, l + 1 < BENCH_LAYERS ? step.layer[l + 1].x : step.x);
     }
-    struct ops_matmul head = step_product(step, step.head, head_shape, step.normed, step.logits);
-    step_multiply(bench, step, &head, 1, {step.x, step.normed, NULL});
+    step_end(bench, step, scene);
 }
 
 /* --- what a step must have computed */
@@ -305,6 +342,36 @@ static inline void step_check_apart(bench &bench, const step &step, uint32_t l) 
     bench_ok(bench, cudaStreamSynchronize(bench.stream));
     step_check_same(bench, v, layer.v, "wrong answer: norm inside a product");
     step_check_same(bench, inner, layer.inner, "wrong answer: SwiGLU inside a product");
+}
+
+/* The candidates against the host twin, the appended K and V of layer l against the chunk. */
+static inline void step_check_end(bench &bench, const step &step, const bench_scene &scene,
+                                  uint32_t l) {
+    std::vector<float> logits((size_t)step.rows * STEP_VOCAB);
+    std::vector<struct ops_candidate> top(step.rows * STEP_TOP), host(top.size());
+    std::vector<uint16_t> row(BENCH_DIM), kept(BENCH_DIM);
+    struct ops_top args = {logits.data(), host.data(), STEP_VOCAB, step.rows, STEP_VOCAB, STEP_TOP};
+
+    bench_fetch(bench, logits, step.logits);
+    bench_fetch(bench, top, step.top);
+    ops_top_select(&args, 0, step.rows);
+    if (!bench.error && memcmp(top.data(), host.data(), top.size() * sizeof top[0]) != 0)
+        bench_fail(bench, "wrong answer: the best candidates");
+    for (uint32_t i = 0; i < 2 * BENCH_KV_HEADS && !bench.error; i++) {
+        struct kvops_append append = step_append_of(bench, step, scene, step.rows - 1);
+        uint32_t value = i / BENCH_KV_HEADS, token = append.page_token;
+        struct layout_at at = {l, i % BENCH_KV_HEADS, 0};
+        struct layout_place place =
+            layout_run(&bench.pool.geometry, at, value, token / LAYOUT_RUN_TOKENS);
+        bench_fetch(bench, row, step.layer[l].chunk + (i * step.rows + step.rows - 1) * BENCH_DIM);
+        bench_fetch(bench, kept,
+                    (const uint16_t *)(bench.pool.slots +
+                                       append.page.slot[place.slot] * bench_slot_bytes +
+                                       place.off) +
+                        token % LAYOUT_RUN_TOKENS * BENCH_DIM);
+        if (row != kept)
+            bench_fail(bench, "wrong answer: K and V behind the window");
+    }
 }
 
 /* Norm and SwiGLU of one layer against their twins, its products and the head by sample. */

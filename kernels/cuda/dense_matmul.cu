@@ -717,6 +717,15 @@ static bool norm_fits(const struct cuda_ops_matmul *launch) {
     return launch->args->rows == 1 && launch->args->weight.k <= PARTS * NORM_PART;
 }
 
+/* Whether CTAs of 128 rows are enough to give every multiprocessor more than one. */
+static bool wide_pays(const struct cuda_ops_matmul *launch) {
+    uint32_t rows = launch->args->rows, tiles = 0;
+
+    for (uint32_t i = 0; i < launch->count; i++)
+        tiles += (launch->args[i].weight.n + WIDE_OUTPUTS - 1) / WIDE_OUTPUTS;
+    return rows > WIDE_ROWS && tiles * ((rows + 127) / 128) > launch->device->thin_ctas[0] / 2;
+}
+
 extern "C" cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch) {
     uint32_t rows = launch->args->rows;
     cudaError_t error;
@@ -736,7 +745,7 @@ extern "C" cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch) {
         return error;
     if (rows <= THIN_ROWS)
         return launch_thin(launch, rows <= HALF_ROWS ? 1 : 2);
-    return rows <= WIDE_ROWS ? launch_wide<2>(launch) : launch_wide<4>(launch);
+    return wide_pays(launch) ? launch_wide<4>(launch) : launch_wide<2>(launch);
 }
 
 /* Thread: one k of an output, so that writes are contiguous; the panel's unit stays in L1. */
