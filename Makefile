@@ -39,7 +39,7 @@ CPPFLAGS := -I. -I$B/gen
 AVX2     := -mavx2 -mfma -mf16c
 AVX512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 $(AVX2)
 NVFLAGS  := -std=c++17 -O2 -lineinfo --Werror all-warnings -Xcompiler -Wall,-Wextra \
-            -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
+            -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
 LDLIBS   := -luring -llmdb -lzstd -lxxhash -lpcre2-8 -lcjson -ledit -lpthread -lm
 
 # Sources by folder. A folder or program that is not there yet is simply empty.

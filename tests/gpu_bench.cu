@@ -5,8 +5,9 @@
  * host twin and against each sequence alone; JSON.
  * Not responsible for: comparing with other programs, parity over shapes (gpu_parity.cu).
  *
- * Usage: gpu_bench COMMIT FILE [LABEL FILTER]. Times are medians and 99th percentiles of REPEATS
- * graph launches, between events. Stored bytes are those of the tiers read, META, window and sinks.
+ * Usage: gpu_bench COMMIT FILE [FILTER]: what has FILTER in its name. Times are medians and 99th
+ * percentiles of REPEATS graph launches, between events. Stored bytes are those of the tiers read,
+ * META, window and sinks.
  */
 #include "tests/gpu_scene.cuh"
 
@@ -68,6 +69,10 @@ template <class F> static timing time_it(cudaStream_t stream, F &&run) {
     GPU_TRY(cudaEventDestroy(begin));
     GPU_TRY(cudaEventDestroy(end));
     return timing_of(ms);
+}
+
+static bool wanted(const char *name, const char *filter) {
+    return strstr(name, filter) != NULL;
 }
 
 /* --- content */
@@ -182,6 +187,7 @@ struct config {
     int tier; /* enum layout_tier, BY_AGE or QUARTERS */
     int overlap;
     uint32_t grain;
+    uint32_t q_heads;
 };
 
 static enum layout_tier tier_of(int tier, uint32_t block, uint32_t count) {
@@ -245,7 +251,7 @@ static void make_scene(scene &scene, pool &pool, const config &config) {
     }
     struct kvops_attend host = {};
     host.pool = pool.kv;
-    host.q_heads = Q_HEADS;
+    host.q_heads = config.q_heads;
     host.seqs = scene.host.data();
     host.seq_count = (uint32_t)scene.host.size();
     size_t plan_bytes = cuda_kvops_plan_bytes(&host, &device);
@@ -268,7 +274,7 @@ static void drop_scene(scene &scene) {
 /* All layers of a step as one graph; q and out are [layer][seq][head][dim]. */
 static cudaGraphExec_t capture(scene &scene, const config &config, const float *q, float *out,
                                cudaStream_t stream) {
-    size_t row = (size_t)scene.args.seq_count * Q_HEADS * DIM;
+    size_t row = (size_t)scene.args.seq_count * config.q_heads * DIM;
     cudaGraphExec_t exec;
     cudaGraph_t graph;
 
@@ -299,7 +305,7 @@ static double host_error(pool &pool, scene &scene, uint32_t layer, const float *
     std::vector<struct kvops_block> blocks = scene.blocks[0];
     struct kvops_page window[LAYOUT_WINDOW_PAGES_MAX];
     std::vector<uint32_t *> wanted;
-    std::vector<float> host_out(Q_HEADS * DIM);
+    std::vector<float> host_out(scene.args.q_heads * DIM);
     double errors = 0, norms = 0;
 
     memcpy(window, pool.pages[0] + 1, sizeof window);
@@ -353,7 +359,7 @@ static double host_error(pool &pool, scene &scene, uint32_t layer, const float *
 /* Every sequence of the batch alone, with another plan: number of differing floats. */
 static size_t alone_differences(pool &pool, const config &config, const float *q,
                                 const std::vector<float> &batch, cudaStream_t stream) {
-    size_t count = config.lengths.size(), row = Q_HEADS * DIM, differences = 0;
+    size_t count = config.lengths.size(), row = config.q_heads * DIM, differences = 0;
     float *out = take<float>(LAYERS * row), *own_q = take<float>(LAYERS * row);
 
     for (size_t s = 0; s < count; s++) {
@@ -387,7 +393,7 @@ static size_t alone_differences(pool &pool, const config &config, const float *q
 }
 
 static void run_config(pool &pool, const config &config, const char *checks) {
-    size_t row = config.lengths.size() * Q_HEADS * DIM;
+    size_t row = config.lengths.size() * config.q_heads * DIM;
     std::vector<float> q(LAYERS * row), back(LAYERS * row, NAN);
     gpu_random random = {config.lengths.size()};
     double error = -1;
@@ -549,7 +555,7 @@ static void bench_upload(pool &pool) {
 /* A chunk of 256 rows behind `n_kv` tokens at K8V4, 32 layers one after the other. */
 static void bench_prefill(pool &pool, uint32_t n_kv, int tier, const char *name) {
     enum { ROWS = 256 };
-    config config = {name, {n_kv}, tier, 0, 0};
+    config config = {name, {n_kv}, tier, 0, 0, Q_HEADS};
     size_t row = Q_HEADS * DIM, chunk = 2ull * KV_HEADS * ROWS * DIM;
     std::vector<float> q(ROWS * row);
     gpu_random random = {5};
@@ -590,37 +596,42 @@ static void bench_decode(pool &pool, const char *filter) {
     std::vector<uint32_t> one = {TOKENS}, nine(SEQS, TOKENS);
     std::vector<uint32_t> ragged = {4096, 8192, 16384, 32768, 49152, 65536, 98304, 114688, 131072};
     std::vector<std::pair<config, const char *>> all = {
-        {{"1 x 128K K8V4", one, LAYOUT_K8V4, 1, 0}, "h"},
-        {{"1 x 128K K8V4 no overlap", one, LAYOUT_K8V4, 0, 0}, ""},
-        {{"1 x 128K K8V4 single runs", one, LAYOUT_K8V4, 1, 2}, "h"},
-        {{"1 x 128K K6V4", one, LAYOUT_K6V4, 1, 0}, "h"},
-        {{"1 x 128K K6V4 no overlap", one, LAYOUT_K6V4, 0, 0}, ""},
-        {{"1 x 128K K6V2", one, LAYOUT_K6V2, 1, 0}, "h"},
-        {{"1 x 128K K6V2 no overlap", one, LAYOUT_K6V2, 0, 0}, ""},
-        {{"1 x 128K by age", one, BY_AGE, 1, 0}, "h"},
-        {{"1 x 128K four quarters", one, QUARTERS, 1, 0}, "h"},
-        {{"1 x 128K BF16", one, LAYOUT_TIER_BF16, 1, 0}, "h"},
-        {{"1 x 128K BF16 no overlap", one, LAYOUT_TIER_BF16, 0, 0}, ""},
-        {{"2 x 128K K8V4", {TOKENS, TOKENS}, LAYOUT_K8V4, 1, 0}, "b"},
-        {{"4 x 128K K8V4", {TOKENS, TOKENS, TOKENS, TOKENS}, LAYOUT_K8V4, 1, 0}, ""},
-        {{"9 x 128K K8V4", nine, LAYOUT_K8V4, 1, 0}, "bh"},
-        {{"9 x 128K K8V4 no overlap", nine, LAYOUT_K8V4, 0, 0}, ""},
-        {{"9 x 128K K8V4 single runs", nine, LAYOUT_K8V4, 1, 2}, "b"},
-        {{"9 x 128K K6V4", nine, LAYOUT_K6V4, 1, 0}, "bh"},
-        {{"9 x 128K K6V2", nine, LAYOUT_K6V2, 1, 0}, "b"},
-        {{"9 x 128K by age", nine, BY_AGE, 1, 0}, "b"},
-        {{"9 x 128K four quarters", nine, QUARTERS, 1, 0}, "b"},
-        {{"9 ragged 4K to 128K by age", ragged, BY_AGE, 1, 0}, "b"},
-        {{"9 ragged four quarters", ragged, QUARTERS, 1, 0}, ""},
-        {{"1 x 4K K8V4", {4096}, LAYOUT_K8V4, 1, 0}, ""},
-        {{"1 x 8K K8V4", {8192}, LAYOUT_K8V4, 1, 0}, ""},
-        {{"1 x 32K K8V4", {32768}, LAYOUT_K8V4, 1, 0}, ""},
-        {{"1 x 64K K8V4", {65536}, LAYOUT_K8V4, 1, 0}, ""},
-        {{"9 x 4K K8V4", std::vector<uint32_t>(9, 4096), LAYOUT_K8V4, 1, 0}, ""},
-        {{"9 x 32K K8V4", std::vector<uint32_t>(9, 32768), LAYOUT_K8V4, 1, 0}, ""},
+        {{"1 x 128K K8V4", one, LAYOUT_K8V4, 1, 0, Q_HEADS}, "h"},
+        {{"1 x 128K K8V4 no overlap", one, LAYOUT_K8V4, 0, 0, Q_HEADS}, ""},
+        {{"1 x 128K K8V4 single runs", one, LAYOUT_K8V4, 1, 2, Q_HEADS}, "h"},
+        {{"1 x 128K K6V4", one, LAYOUT_K6V4, 1, 0, Q_HEADS}, "h"},
+        {{"1 x 128K K6V4 no overlap", one, LAYOUT_K6V4, 0, 0, Q_HEADS}, ""},
+        {{"1 x 128K K6V2", one, LAYOUT_K6V2, 1, 0, Q_HEADS}, "h"},
+        {{"1 x 128K K6V2 no overlap", one, LAYOUT_K6V2, 0, 0, Q_HEADS}, ""},
+        {{"1 x 128K by age", one, BY_AGE, 1, 0, Q_HEADS}, "h"},
+        {{"1 x 128K four quarters", one, QUARTERS, 1, 0, Q_HEADS}, "h"},
+        {{"1 x 128K BF16", one, LAYOUT_TIER_BF16, 1, 0, Q_HEADS}, "h"},
+        {{"1 x 128K BF16 no overlap", one, LAYOUT_TIER_BF16, 0, 0, Q_HEADS}, ""},
+        {{"2 x 128K K8V4", {TOKENS, TOKENS}, LAYOUT_K8V4, 1, 0, Q_HEADS}, "b"},
+        {{"4 x 128K K8V4", {TOKENS, TOKENS, TOKENS, TOKENS}, LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
+        {{"9 x 128K K8V4", nine, LAYOUT_K8V4, 1, 0, Q_HEADS}, "bh"},
+        {{"9 x 128K K8V4 no overlap", nine, LAYOUT_K8V4, 0, 0, Q_HEADS}, ""},
+        {{"9 x 128K K8V4 single runs", nine, LAYOUT_K8V4, 1, 2, Q_HEADS}, "b"},
+        {{"9 x 128K K6V4", nine, LAYOUT_K6V4, 1, 0, Q_HEADS}, "bh"},
+        {{"9 x 128K K6V2", nine, LAYOUT_K6V2, 1, 0, Q_HEADS}, "b"},
+        {{"9 x 128K by age", nine, BY_AGE, 1, 0, Q_HEADS}, "b"},
+        {{"9 x 128K four quarters", nine, QUARTERS, 1, 0, Q_HEADS}, "b"},
+        {{"9 ragged 4K to 128K by age", ragged, BY_AGE, 1, 0, Q_HEADS}, "b"},
+        {{"9 ragged four quarters", ragged, QUARTERS, 1, 0, Q_HEADS}, ""},
+        {{"1 x 128K K8V4 64 heads", one, LAYOUT_K8V4, 1, 0, 2 * Q_HEADS}, "h"},
+        {{"9 x 128K K8V4 64 heads", nine, LAYOUT_K8V4, 1, 0, 2 * Q_HEADS}, "b"},
+        {{"1 x 4K K8V4 long form", {4096}, LAYOUT_K8V4, 1, 3, Q_HEADS}, ""},
+        {{"1 x 12K K8V4", {12288}, LAYOUT_K8V4, 1, 0, Q_HEADS}, "b"},
+        {{"1 x 12K K8V4 long form", {12288}, LAYOUT_K8V4, 1, 3, Q_HEADS}, ""},
+        {{"1 x 4K K8V4", {4096}, LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
+        {{"1 x 8K K8V4", {8192}, LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
+        {{"1 x 32K K8V4", {32768}, LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
+        {{"1 x 64K K8V4", {65536}, LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
+        {{"9 x 4K K8V4", std::vector<uint32_t>(9, 4096), LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
+        {{"9 x 32K K8V4", std::vector<uint32_t>(9, 32768), LAYOUT_K8V4, 1, 0, Q_HEADS}, ""},
     };
     for (const auto &each : all)
-        if (strstr(each.first.name, filter))
+        if (wanted(each.first.name, filter))
             run_config(pool, each.first, each.second);
 }
 
@@ -649,14 +660,25 @@ int main(int argc, char **argv) {
     make_pool(pool);
     measure_rates(pool);
     bench_decode(pool, filter);
-    bench_prefill(pool, 7936, LAYOUT_K8V4, "prefill 256 rows at 8K K8V4");
-    bench_prefill(pool, 7936, LAYOUT_K6V4, "prefill 256 rows at 8K K6V4");
-    bench_prefill(pool, 7936, LAYOUT_TIER_BF16, "prefill 256 rows at 8K BF16");
-    bench_prefill(pool, 130816, LAYOUT_K8V4, "prefill 256 rows at 128K K8V4");
-    bench_digest(pool, 8192, "digest of 8 GiB");
-    bench_digest(pool, 12, "digest of one block, 12 MiB");
-    bench_seal(pool);
-    bench_upload(pool);
+    static const struct {
+        uint32_t n_kv;
+        int tier;
+        const char *name;
+    } chunks[] = {{7936, LAYOUT_K8V4, "prefill 256 rows at 8K K8V4"},
+                  {7936, LAYOUT_K6V4, "prefill 256 rows at 8K K6V4"},
+                  {7936, LAYOUT_TIER_BF16, "prefill 256 rows at 8K BF16"},
+                  {130816, LAYOUT_K8V4, "prefill 256 rows at 128K K8V4"}};
+    for (const auto &chunk : chunks)
+        if (wanted(chunk.name, filter))
+            bench_prefill(pool, chunk.n_kv, chunk.tier, chunk.name);
+    if (wanted("digest of slots", filter)) {
+        bench_digest(pool, 8192, "digest of 8 GiB");
+        bench_digest(pool, 12, "digest of one block, 12 MiB");
+    }
+    if (wanted("seal", filter))
+        bench_seal(pool);
+    if (wanted("host to device", filter))
+        bench_upload(pool);
     measure_rates(pool);
     fprintf(json, "\n]}\n");
     fclose(json);

@@ -251,14 +251,16 @@ static void test_decode(struct layout_geometry geometry, uint32_t group,
     snprintf(what, sizeof what, "decode %s dim %u heads %u group %u", name, geometry.head_dim,
              geometry.kv_heads, group);
     compare(host, batch, bound_of(scene, q.data(), row * lengths.size()), 1e-3, what);
-    for (uint32_t grain = 1; grain <= 2; grain++)
+    static const char *const grains[] = {"", "whole nodes: equal bits", "single runs: equal bits",
+                                         "by load, not brief: equal bits"};
+    for (uint32_t grain = 1; grain <= 3; grain++)
         check(run_device(scene, scene.seqs, q.data(), layer, q_heads, grain) == batch, what,
-              grain == 1 ? "whole nodes: equal bits" : "single runs: equal bits");
+              grains[grain]);
     for (size_t i = 0; i < lengths.size(); i++) {
         std::vector<struct kvops_seq> alone = {scene.seqs[i]};
         alone[0].first_row = 0;
         std::vector<float> out =
-            run_device(scene, alone, q.data() + i * row, layer, q_heads, i % 3);
+            run_device(scene, alone, q.data() + i * row, layer, q_heads, i % 4);
         check(memcmp(out.data(), &batch[i * row], row * sizeof(float)) == 0, what,
               "alone: equal bits");
     }
@@ -390,6 +392,7 @@ static void test_quickly(void) {
     test_seal({2, 2, 128}, LAYOUT_K8V8, 1);
     test_digests();
     test_decode({1, 3, 128}, 3, {4700, 600}, tiers, "quick");
+    test_decode({1, 1, 128}, 8, {900}, tiers, "quick");
     test_decode({1, 1, 64}, 4, {700}, {LAYOUT_TIER_BF16}, "quick BF16");
     test_prefill({1, 2, 128}, 4, {{900, 40}, {330, 20}}, tiers, "quick");
 }
@@ -419,6 +422,7 @@ int main(int argc, char **argv) {
         for (uint32_t group : groups) {
             test_decode({2, 2, dim}, group, {2000, 700, 5500}, {LAYOUT_K8V4, LAYOUT_K6V3}, "tiers");
             test_decode({2, 2, dim}, group, {1500}, {LAYOUT_TIER_BF16}, "BF16");
+            test_decode({2, 2, dim}, group, {9000, 320}, {LAYOUT_K8V8, LAYOUT_K6V2}, "with V8");
         }
     }
     test_prefills(64);

@@ -14,7 +14,7 @@ what=${2:-all}
 root=${GPU_ROOT:-.}
 work=${GPU_WORK:-/tmp/coldplane-gpu}
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-arch=${GPU_ARCH:-'-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90'}
+arch=${GPU_ARCH:-'-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a'}
 commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 mkdir -p "$out" "$work"
 

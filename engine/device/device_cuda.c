@@ -52,7 +52,7 @@ struct pinned {
  * by rarely is not worth it; and kernels are loaded by then. */
 struct graph {
     uint64_t shape;
-    uint32_t ctas, wide;
+    uint32_t ctas, form;
     cudaGraphExec_t exec;
     uint32_t seen;
 };
@@ -502,13 +502,13 @@ static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
     for (uint32_t i = 0; i < cuda->graph_count; i++) {
         struct graph *graph = &cuda->graphs[i];
         if (graph->shape == shape && graph->ctas == cuda->plan.ctas &&
-            graph->wide == cuda->plan.wide)
+            graph->form == cuda->plan.form)
             return graph;
     }
     if (cuda->graph_count == GRAPHS_MAX)
         return NULL;
     cuda->graphs[cuda->graph_count] =
-        (struct graph){.shape = shape, .ctas = cuda->plan.ctas, .wide = cuda->plan.wide};
+        (struct graph){.shape = shape, .ctas = cuda->plan.ctas, .form = cuda->plan.form};
     return &cuda->graphs[cuda->graph_count++];
 }
 

@@ -29,7 +29,8 @@ extern "C" {
  * raises the shared memory limits, so it must succeed once per device before the launchers. */
 struct cuda_kvops_device {
     uint32_t ctas[2];
-    uint32_t wide_ctas[2]; /* of the form that reads VX */
+    uint32_t wide_ctas[2];  /* of the form that reads VX */
+    uint32_t short_ctas[2]; /* of the form for few tokens */
 };
 cudaError_t cuda_kvops_open(struct cuda_kvops_device *device_out);
 
@@ -48,25 +49,34 @@ struct cuda_kvops_unit {
     uint32_t first; /* run, or tail page */
     uint32_t item;  /* of the first run or tail page */
     uint8_t head;   /* KV head */
-    uint8_t part;   /* query heads 4 * part .. of it */
+    uint8_t part;   /* query heads 4 * part .. of it, or 8 * part .. (form) */
     uint8_t kind;
     uint8_t unused;
 };
 
-/* Which CTA does what; the same for all layers of a step. Units [round][cta]; a CTA stops at END;
- * units over planes come before all others. */
+/* Which kernel a plan is for. */
+enum cuda_kvops_form {
+    CUDA_KVOPS_WIDE = 1,  /* reads K8V8 */
+    CUDA_KVOPS_EIGHT = 2, /* a CTA serves eight query heads of a KV head at once, else four */
+    CUDA_KVOPS_BRIEF = 4  /* every CTA has one unit, a warp per page */
+};
+
+/* Which CTA does what; the same for all layers of a step. The memory that it points to may change
+ * between replays of a captured step; ctas and form are part of the launch. Units [round][cta]; a
+ * CTA stops at END; units over planes come before all others. */
 struct cuda_kvops_plan {
     const struct cuda_kvops_unit *units;
     const uint32_t *seqs;  /* [seq][2]: its first item, its first byte in splits */
     const uint8_t *splits; /* [seq][kv head][node]: 1 when the node's runs are units of their own */
     uint32_t ctas;
-    uint32_t wide; /* 1 when a block is read at K8V8 */
+    uint32_t form; /* bits of enum cuda_kvops_form */
 };
 size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
                              const struct cuda_kvops_device *device);
 /* Here `args` is the host's copy, with host pointers; it reads counts and tiers only. Fills `host`
  * (plan_bytes, 16-byte aligned) and the plan with addresses relative to `device_memory`; returns
- * the bytes to upload there. `grain` 0 chooses units by load, 1 whole nodes, 2 single runs. */
+ * the bytes to upload there. `grain` 0 chooses units and the form by load, 1 whole nodes, 2 single
+ * runs, 3 units by load but not the brief form. */
 size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_kvops_device *device,
                             uint32_t grain, void *host, const void *device_memory,
                             struct cuda_kvops_plan *plan_out);

@@ -147,8 +147,33 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier) {
 #endif
 }
 
+/* Copies the tiles that lanes 0..7 point to, sixteen bytes a lane at a time. */
+template <int DIM, bool WIDE>
+static __device__ __forceinline__ void copy_streams(uint32_t streams, const uint8_t *from,
+                                                    uint32_t stage) {
+    using map = stage_map<DIM>;
+    constexpr uint32_t SLOTS[] = {4, 2, 2, 2, 1, 1, 4};
+    constexpr uint32_t TO[] = {map::KH,  map::KM,  map::KL, map::VB,
+                               map::VR1, map::VR2, map::VX, map::META};
+    uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t bytes = i == LAYOUT_META ? LAYOUT_META_TILE_BYTES : 8 * DIM * SLOTS[i % 7];
+        if (!WIDE && i == LAYOUT_VX)
+            continue;
+        const uint8_t *source = (const uint8_t *)__shfl_sync(~0u, (uint64_t)from, i) + 16 * lane;
+        if (streams >> i & 1)
+#pragma unroll
+            for (uint32_t at = 0; at < bytes; at += 512)
+                if (at + 512 <= bytes || at + 16 * lane < bytes)
+                    copy_16(stage + TO[i] + at + 16 * lane, source + at, 16);
+    }
+}
+
 /* Requests page `page` of the block into a stage. Every lane of the warp has read what the stage
  * held before. */
+template <int DIM, bool WIDE>
 static __device__ __forceinline__ void page_request(const lane_stream &stream,
                                                     const lane_block &block, uint32_t page,
                                                     uint32_t stage, uint32_t barrier) {
@@ -176,19 +201,14 @@ static __device__ __forceinline__ void page_request(const lane_stream &stream,
                      : "memory");
 #else
     (void)barrier;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint8_t *source = (const uint8_t *)__shfl_sync(~0u, (uint64_t)from, i);
-        uint32_t count = __shfl_sync(~0u, mine ? stream.tile_bytes : 0, i);
-        uint32_t to = __shfl_sync(~0u, stream.to, i);
-        for (uint32_t at = 16 * lane; at < count; at += 512)
-            copy_16(stage + to + at, source + at, 16);
-    }
+    copy_streams<DIM, WIDE>(block.streams, from, stage);
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-/* Waits for the older of two requests; `parity` flips each time a stage is used. */
+/* Waits for a stage of a ring of STAGES, the oldest request; `parity` flips each time a stage is
+ * used. */
+template <int STAGES>
 static __device__ __forceinline__ void page_wait(uint32_t barrier, uint32_t parity) {
 #if PAGE_BULK_COPY
     asm volatile("{\n.reg .pred done;\nWAIT_PAGE:\n"
@@ -199,7 +219,7 @@ static __device__ __forceinline__ void page_wait(uint32_t barrier, uint32_t pari
 #else
     (void)barrier;
     (void)parity;
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
     __syncwarp();
 #endif
 }
@@ -293,32 +313,53 @@ static __device__ __forceinline__ void join_k(uint32_t (&a)[4], uint32_t high0, 
     a[3] = rotate_left(select_bits(n1, high1, 0xF0F0F0F0), 4);
 }
 
-/* Sixteen-bit q times codes: x[j] for tokens 8g + j of head c, half step included. */
-template <int DIM>
+/* Sixteen-bit q times codes: x[n][j] for tokens 8g + j of head c of group n, half step included. */
+template <int DIM, int GROUPS>
 static __device__ __forceinline__ void page_logits(uint32_t stage, uint32_t streams,
-                                                   const page_queries<DIM> &q, float (&x)[8]) {
+                                                   const page_queries<DIM> (&q)[GROUPS],
+                                                   float (&x)[GROUPS][8]) {
     using map = stage_map<DIM>;
     uint32_t lane = threadIdx.x % 32;
     bool low = streams >> LAYOUT_KL & 1;
-    int start = low ? q.sum >> 1 : 2 * q.sum;
 
+    uint32_t m[4][4], l[4][4];
+    uint4 h[4][DIM / 64];
+
+    /* All loads before the first product: a warp that is alone with its page waits for few. */
 #pragma unroll
     for (int mt = 0; mt < 4; mt++) {
-        int c[4] = {0, start, 0, start};
-        uint32_t m[4], l[4];
-        load_k_plane<DIM>(m, stage + map::KM + (mt * 32 + lane) * (DIM / 8), true);
-        load_k_plane<DIM>(l, stage + map::KL + (mt * 32 + lane) * (DIM / 8), low);
+        load_k_plane<DIM>(m[mt], stage + map::KM + (mt * 32 + lane) * (DIM / 8), true);
+        load_k_plane<DIM>(l[mt], stage + map::KL + (mt * 32 + lane) * (DIM / 8), low);
+#pragma unroll
+        for (int i = 0; i < DIM / 64; i++)
+            h[mt][i] = load_16(stage + map::KH + ((mt * (DIM / 64) + i) * 32 + lane) * 16);
+    }
+#pragma unroll
+    for (int mt = 0; mt < 4; mt++) {
+        int c[GROUPS][4];
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            c[n][0] = c[n][2] = 0;
+            c[n][1] = c[n][3] = low ? q[n].sum >> 1 : 2 * q[n].sum;
+        }
 #pragma unroll
         for (int ks = 0; ks < DIM / 32; ks += 2) {
-            uint4 h = load_16(stage + map::KH + ((mt * (DIM / 64) + ks / 2) * 32 + lane) * 16);
+            uint4 high = h[mt][ks / 2];
             uint32_t a[4];
-            join_k(a, h.x, h.y, m[ks], l[ks]);
-            mma_s8(c, a, q.b[ks]);
-            join_k(a, h.z, h.w, m[ks + 1], l[ks + 1]);
-            mma_s8(c, a, q.b[ks + 1]);
+            join_k(a, high.x, high.y, m[mt][ks], l[mt][ks]);
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++)
+                mma_s8(c[n], a, q[n].b[ks]);
+            join_k(a, high.z, high.w, m[mt][ks + 1], l[mt][ks + 1]);
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++)
+                mma_s8(c[n], a, q[n].b[ks + 1]);
         }
-        x[2 * mt] = (float)(c[0] * 256 + c[1]);
-        x[2 * mt + 1] = (float)(c[2] * 256 + c[3]);
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            x[n][2 * mt] = (float)(c[n][0] * 256 + c[n][1]);
+            x[n][2 * mt + 1] = (float)(c[n][2] * 256 + c[n][3]);
+        }
     }
 }
 
@@ -348,29 +389,39 @@ static __device__ __forceinline__ float page_v_offset(uint32_t streams) {
                                        : 6.0f;
 }
 
-/* Weights of the page in 16-bit fixed point, as the V product wants them. */
+/* Weights of the page in 16-bit fixed point, as the V product wants them, relative to the page's
+ * own largest logit and V scale; sum and steps are a lane's own share. */
 struct page_weights {
     uint32_t b[4]; /* tokens 8g + 2mt, +1 after the transposition */
-    float low;     /* what dims 16dt + g of the integer product are worth */
-    float high;    /* dims 16dt + 8 + g */
+    float top;     /* largest logit of the lane's head */
+    float widest;  /* largest V scale */
+    float sum;     /* of weights */
+    float steps;   /* of weights times V scales, in steps of the fixed point */
 };
 
-/* A block so far; sum and zero are a lane's own share. `zero` gathers the offset of V's codes. */
-template <int DIM> struct leaf_state {
+/* A block so far; sum and zero are a lane's own share. `zero` gathers the offset of V's codes. N
+ * values: of all dims, or of the part of them that a warp folds. */
+template <int N> struct leaf_state {
     float max;
     float sum;
     float zero;
-    float acc[DIM / 8];
+    float acc[N];
 };
 
-/* Softmax of the page joined into the leaf; x is in units of x_scale. Returns what the accumulators
- * of the leaf are to be multiplied by. */
+template <int N> static __device__ __forceinline__ void leaf_clear(leaf_state<N> &into) {
+    into.max = -INFINITY;
+    into.sum = into.zero = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        into.acc[i] = 0.0f;
+}
+
+/* Logits x, in units of x_scale, to the weights of the page. */
 template <int DIM>
-static __device__ __forceinline__ float page_softmax(uint32_t stage, const lane_block &block,
-                                                     float (&x)[8], float x_scale,
-                                                     leaf_state<DIM> &leaf, page_weights &out) {
+static __device__ __forceinline__ void page_softmax(uint32_t stage, float (&x)[8], float x_scale,
+                                                    page_weights &out) {
     uint32_t g = threadIdx.x % 32 / 4, bits = 0;
-    float scale[8], top = -INFINITY, widest = 0.0f, sum = 0.0f;
+    float scale[8], top = -INFINITY, widest = 0.0f;
 
     load_scales(stage + stage_map<DIM>::META + 16 * g, scale);
 #pragma unroll
@@ -383,34 +434,51 @@ static __device__ __forceinline__ float page_softmax(uint32_t stage, const lane_
     for (int j = 0; j < 8; j++)
         widest = fmaxf(widest, scale[j]);
     top = state_head_max(top);
-    widest = state_head_max(widest);
-    float to_steps = __fdividef(65535.0f, widest), low = __fmul_rn(top, -x_scale);
-    top = __fmul_rn(top, x_scale);
-    float max = fmaxf(leaf.max, top);
+    out.widest = state_head_max(widest);
+    float to_steps = __fdividef(65535.0f, out.widest), low = __fmul_rn(top, -x_scale);
+    out.top = __fmul_rn(top, x_scale);
+    out.sum = 0.0f;
 #pragma unroll
     for (int mt = 0; mt < 4; mt++) {
         uint32_t w[2];
 #pragma unroll
         for (int hf = 0; hf < 2; hf++) {
             float p = state_exp2(__fmaf_rn(x[2 * mt + hf], x_scale, low));
-            sum = __fadd_rn(sum, p);
+            out.sum = __fadd_rn(out.sum, p);
             w[hf] =
                 __float_as_uint(__fmaf_rn(__fmul_rn(p, scale[2 * mt + hf]), to_steps, 8388608.0f));
             bits += w[hf];
         }
         out.b[mt] = transpose(__byte_perm(w[0], w[1], 0x4051));
     }
-    float keep = state_exp2(__fsub_rn(leaf.max, max)), take = state_exp2(__fsub_rn(top, max));
-    float step = __fmul_rn(__fmul_rn(take, __fmul_rn(widest, 16.0f / 65535.0f)),
-                           page_v_factor(block.streams));
-    float steps = (float)(int)(bits - 8u * 0x4B000000u);
+    out.steps = (float)(int)(bits - 8u * 0x4B000000u);
+}
+
+/* What joining a page multiplies by. */
+struct page_worth {
+    float keep; /* the accumulators of the leaf */
+    float low;  /* dims 16dt + g of the integer product */
+    float high; /* dims 16dt + 8 + g */
+};
+
+/* Everything of the page but its values joined into the leaf. */
+template <int N>
+static __device__ __forceinline__ page_worth page_join(const page_weights &page, uint32_t streams,
+                                                       leaf_state<N> &leaf) {
+    float max = fmaxf(leaf.max, page.top);
+    float keep = state_exp2(__fsub_rn(leaf.max, max)), take = state_exp2(__fsub_rn(page.top, max));
+    float step = __fmul_rn(__fmul_rn(take, __fmul_rn(page.widest, 16.0f / 65535.0f)),
+                           page_v_factor(streams));
+    page_worth worth;
+
     leaf.max = max;
-    leaf.sum = __fmaf_rn(leaf.sum, keep, __fmul_rn(sum, take));
+    leaf.sum = __fmaf_rn(leaf.sum, keep, __fmul_rn(page.sum, take));
     leaf.zero =
-        __fmaf_rn(leaf.zero, keep, __fmul_rn(__fmul_rn(steps, page_v_offset(block.streams)), step));
-    out.high = __fmul_rn(step, 0.0625f);
-    out.low = block.streams >> LAYOUT_VX & 1 ? out.high : step;
-    return keep;
+        __fmaf_rn(leaf.zero, keep, __fmul_rn(__fmul_rn(page.steps, page_v_offset(streams)), step));
+    worth.keep = keep;
+    worth.high = __fmul_rn(step, 0.0625f);
+    worth.low = streams >> LAYOUT_VX & 1 ? worth.high : step;
+    return worth;
 }
 
 /* V codes of 16 dims and the 32 tokens with (t >> 2) & 1 = kv: registers of one product. `pair` is
@@ -437,10 +505,11 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* leaf.acc += weights * V. acc[2dt] is dim 16dt + g, acc[2dt + 1] dim 16dt + 8 + g of head c. */
-template <int DIM, bool WIDE>
-static __device__ __forceinline__ void
-page_values(uint32_t stage, uint32_t streams, const page_weights &weights, leaf_state<DIM> &leaf) {
+/* Integer products of V and the weights of GROUPS times four heads, given out as put(group, dt,
+ * low, high): dim 16dt + g and dim 16dt + 8 + g of head c of the group. */
+template <int DIM, bool WIDE, int GROUPS, class F>
+static __device__ __forceinline__ void page_values(uint32_t stage, uint32_t streams,
+                                                   const page_weights (&weights)[GROUPS], F &&put) {
     using map = stage_map<DIM>;
     uint32_t lane = threadIdx.x % 32;
     bool eight = WIDE && (streams >> LAYOUT_VX & 1);
@@ -454,7 +523,7 @@ page_values(uint32_t stage, uint32_t streams, const page_weights &weights, leaf_
             r2 = load_16(stage + map::VR2 + (four * 32 + lane) * 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int dt = 4 * four + i, c[4] = {0, 0, 0, 0};
+            int dt = 4 * four + i, c[GROUPS][4] = {};
             uint32_t a[4], p1 = word_of(r1, i), p2 = word_of(r2, i);
             if (i % 2 == 0)
                 base = load_16(stage + map::VB + (dt / 2 * 32 + lane) * 16);
@@ -462,45 +531,57 @@ page_values(uint32_t stage, uint32_t streams, const page_weights &weights, leaf_
                 x = load_16(stage + map::VX + (dt * 32 + lane) * 16);
             join_v<WIDE>(a, word_of(base, 2 * (i % 2)), select_bits(p1, p2, 0xAAAAAAAA), x.x, x.y,
                          eight);
-            mma_u8(c, a, weights.b[0], weights.b[1]);
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++)
+                mma_u8(c[n], a, weights[n].b[0], weights[n].b[1]);
             join_v<WIDE>(a, word_of(base, 2 * (i % 2) + 1),
                          select_bits(p1 << 1, p2 >> 1, 0xAAAAAAAA), x.z, x.w, eight);
-            mma_u8(c, a, weights.b[2], weights.b[3]);
-            leaf.acc[2 * dt] = __fmaf_rn((float)(c[0] * 256 + c[1]), weights.low, leaf.acc[2 * dt]);
-            leaf.acc[2 * dt + 1] =
-                __fmaf_rn((float)(c[2] * 256 + c[3]), weights.high, leaf.acc[2 * dt + 1]);
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++) {
+                mma_u8(c[n], a, weights[n].b[2], weights[n].b[3]);
+                put(n, dt, (float)(c[n][0] * 256 + c[n][1]), (float)(c[n][2] * 256 + c[n][3]));
+            }
         }
     }
 }
 
-/* leaf = leaf and the page in `stage`. */
-template <int DIM, bool WIDE>
-static __device__ __forceinline__ void page_attend(uint32_t stage, const lane_block &block,
-                                                   const page_queries<DIM> &q,
-                                                   leaf_state<DIM> &leaf) {
-    page_weights weights;
-    float x[8];
+/* leaf = leaf and the page in `stage`. acc[2dt] is dim 16dt + g, acc[2dt + 1] dim 16dt + 8 + g of
+ * head c. */
+template <int DIM, bool WIDE, int GROUPS>
+static __device__ __forceinline__ void page_attend(uint32_t stage, uint32_t streams,
+                                                   const page_queries<DIM> (&q)[GROUPS],
+                                                   leaf_state<DIM / 8> (&leaf)[GROUPS]) {
+    page_weights weights[GROUPS];
+    page_worth worth[GROUPS];
+    float x[GROUPS][8];
 
-    page_logits<DIM>(stage, block.streams, q, x);
-    float keep = page_softmax<DIM>(stage, block, x, q.scale, leaf, weights);
-    if (__any_sync(~0u, keep != 1.0f)) {
+    page_logits<DIM>(stage, streams, q, x);
 #pragma unroll
-        for (int i = 0; i < DIM / 8; i++)
-            leaf.acc[i] = __fmul_rn(leaf.acc[i], keep);
+    for (int n = 0; n < GROUPS; n++) {
+        page_softmax<DIM>(stage, x[n], q[n].scale, weights[n]);
+        worth[n] = page_join(weights[n], streams, leaf[n]);
+        if (__any_sync(~0u, worth[n].keep != 1.0f)) {
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++)
+                leaf[n].acc[i] = __fmul_rn(leaf[n].acc[i], worth[n].keep);
+        }
     }
-    page_values<DIM, WIDE>(stage, block.streams, weights, leaf);
+    page_values<DIM, WIDE>(stage, streams, weights, [&](int n, int dt, float low, float high) {
+        float *acc = &leaf[n].acc[2 * dt];
+        acc[0] = __fmaf_rn(low, worth[n].low, acc[0]);
+        acc[1] = __fmaf_rn(high, worth[n].high, acc[1]);
+    });
 }
 
 /* Takes the offset of V's codes out and joins the lanes' sums: the state of a block. */
-template <int DIM>
-static __device__ __forceinline__ void page_leaf_end(const leaf_state<DIM> &leaf,
-                                                     state<DIM / 8> &out) {
+template <int N>
+static __device__ __forceinline__ void page_leaf_end(const leaf_state<N> &leaf, state<N> &out) {
     float zero = state_head_sum(leaf.zero);
 
     out.max = leaf.max;
     out.sum = state_head_sum(leaf.sum);
 #pragma unroll
-    for (int i = 0; i < DIM / 8; i++)
+    for (int i = 0; i < N; i++)
         out.acc[i] = __fsub_rn(leaf.acc[i], zero);
 }
 

@@ -18,7 +18,7 @@
 
 #include <cuda_bf16.h>
 
-enum { PIECE_TOKENS = LAYOUT_RUN_TOKENS, PIECE_STAGES = 3 };
+enum { PIECE_TOKENS = LAYOUT_RUN_TOKENS };
 
 struct piece {
     const uint8_t *k;
@@ -74,9 +74,9 @@ static __device__ __forceinline__ void piece_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* The oldest of PIECE_STAGES requests is there. */
-static __device__ __forceinline__ void piece_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PIECE_STAGES - 1) : "memory");
+/* The oldest of STAGES requests is there. */
+template <int STAGES> static __device__ __forceinline__ void piece_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
     __syncwarp();
 }
 
@@ -130,52 +130,63 @@ template <int DIM> static __device__ __forceinline__ void piece_clear(piece_stat
         into.acc[i / 4][i % 4] = 0.0f;
 }
 
-/* Logits of tokens g and g + 8 for head c, in units of log2; `q` is the address of the split
- * queries [8 columns][DIM] in shared memory. */
-template <int DIM>
+/* Logits of tokens g and g + 8 for head c of every group, in units of log2; `q` is the address of
+ * the split queries [group][8 columns][DIM] in shared memory. */
+template <int DIM, int GROUPS>
 static __device__ __forceinline__ void piece_logits(uint32_t at, uint32_t q, uint32_t tokens,
-                                                    float (&x)[2]) {
+                                                    float (&x)[GROUPS][2]) {
     uint32_t lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+    float even[GROUPS][4] = {}, odd[GROUPS][4] = {};
     uint32_t a[4], token = lane % 16, half = lane / 16;
 
 #pragma unroll
     for (int ks = 0; ks < DIM / 16; ks++) {
-        uint32_t from = q + g * 2 * DIM + ks * 32 + c * 4;
-        uint32_t b0 = load_4(from), b1 = load_4(from + 16);
         load_matrices(a, at + piece_chunk<DIM>(token, 2 * ks + half));
-        mma_bf16(ks % 2 ? odd : even, a, b0, b1);
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            uint32_t from = q + (8 * n + g) * 2 * DIM + ks * 32 + c * 4;
+            mma_bf16(ks % 2 ? odd[n] : even[n], a, load_4(from), load_4(from + 16));
+        }
     }
-    x[0] = __fadd_rn(__fadd_rn(even[0], odd[0]), __fadd_rn(even[1], odd[1]));
-    x[1] = __fadd_rn(__fadd_rn(even[2], odd[2]), __fadd_rn(even[3], odd[3]));
-    x[0] = g < tokens ? x[0] : -INFINITY;
-    x[1] = g + 8 < tokens ? x[1] : -INFINITY;
+#pragma unroll
+    for (int n = 0; n < GROUPS; n++) {
+        x[n][0] = __fadd_rn(__fadd_rn(even[n][0], odd[n][0]), __fadd_rn(even[n][1], odd[n][1]));
+        x[n][1] = __fadd_rn(__fadd_rn(even[n][2], odd[n][2]), __fadd_rn(even[n][3], odd[n][3]));
+        x[n][0] = g < tokens ? x[n][0] : -INFINITY;
+        x[n][1] = g + 8 < tokens ? x[n][1] : -INFINITY;
+    }
 }
 
-template <int DIM>
+template <int DIM, int GROUPS>
 static __device__ __forceinline__ void piece_attend(uint32_t at, uint32_t q, uint32_t tokens,
-                                                    piece_state<DIM> &into) {
+                                                    piece_state<DIM> (&into)[GROUPS]) {
     uint32_t lane = threadIdx.x % 32, token = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
-    float x[2];
+    uint32_t b[GROUPS][2];
+    float x[GROUPS][2];
 
     piece_logits<DIM>(at, q, tokens, x);
-    float max = fmaxf(into.max, state_head_max(fmaxf(x[0], x[1])));
-    float keep = state_exp2(__fsub_rn(into.max, max));
-    float p0 = state_exp2(__fsub_rn(x[0], max)), p1 = state_exp2(__fsub_rn(x[1], max));
-    uint32_t b0 = transpose(split_bf16(p0)), b1 = transpose(split_bf16(p1));
-
-    into.max = max;
-    into.sum = __fmaf_rn(into.sum, keep, __fadd_rn(p0, p1));
-    if (__any_sync(~0u, keep != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < DIM / 16 * 4; i++)
-            into.acc[i / 4][i % 4] = __fmul_rn(into.acc[i / 4][i % 4], keep);
+    for (int n = 0; n < GROUPS; n++) {
+        float max = fmaxf(into[n].max, state_head_max(fmaxf(x[n][0], x[n][1])));
+        float keep = state_exp2(__fsub_rn(into[n].max, max));
+        float p0 = state_exp2(__fsub_rn(x[n][0], max)), p1 = state_exp2(__fsub_rn(x[n][1], max));
+        b[n][0] = transpose(split_bf16(p0));
+        b[n][1] = transpose(split_bf16(p1));
+        into[n].max = max;
+        into[n].sum = __fmaf_rn(into[n].sum, keep, __fadd_rn(p0, p1));
+        if (__any_sync(~0u, keep != 1.0f)) {
+#pragma unroll
+            for (int i = 0; i < DIM / 16 * 4; i++)
+                into[n].acc[i / 4][i % 4] = __fmul_rn(into[n].acc[i / 4][i % 4], keep);
+        }
     }
 #pragma unroll
     for (int dt = 0; dt < DIM / 16; dt++) {
         uint32_t a[4];
         load_matrices_across(a, at + 32 * DIM + piece_chunk<DIM>(token, 2 * dt + half));
-        mma_bf16(into.acc[dt], a, b0, b1);
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++)
+            mma_bf16(into[n].acc[dt], a, b[n][0], b[n][1]);
     }
 }
 

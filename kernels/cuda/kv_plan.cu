@@ -6,7 +6,8 @@
  * Whole nodes while they fill every CTA equally often; what is left is cut into single runs when
  * that is even, because a unit of one run costs a merge and a partial of its own. Runs and tail
  * pages, four at a time, go to the least loaded CTA. Nodes of a CTA follow each other, so that most
- * share their queries. Weights are times in units of a sixth of a run.
+ * share their queries. Weights are times in units of a sixth of a run. Where a CTA per run fits on
+ * the device at once, every CTA gets one and a warp per page (kv_decode_short.cu).
  */
 #include <string.h>
 
@@ -17,8 +18,8 @@ enum { WEIGHT_TAIL = 6, WEIGHT_RUN = 6, WEIGHT_RUN_BF16 = 16, FILL_RUNS_MAX = 2,
 struct planner {
     const struct kvops_attend *args;
     uint32_t ctas;
-    uint32_t wide;
-    uint32_t parts;    /* groups of four query heads per KV head */
+    uint32_t form;
+    uint32_t parts;    /* of a KV head's query heads: four or eight each */
     uint64_t full[2];  /* units of whole nodes over planes, over BF16: possible, */
     uint64_t whole[2]; /* and chosen */
     uint64_t weight;   /* of all units */
@@ -50,15 +51,38 @@ static int is_wide(const struct kvops_attend *args) {
     return 0;
 }
 
+/* The form for few tokens: possible, and all units run at once. */
+static uint32_t brief_of(const struct kvops_attend *args, const struct cuda_kvops_device *device,
+                         uint32_t parts) {
+    uint64_t units = 0;
+
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (is_bf16(&args->seqs[i]))
+            return 0;
+        units += state_runs(&args->seqs[i]) + tail_units(&args->seqs[i]);
+    }
+    units *= (uint64_t)args->pool.geometry.kv_heads * parts;
+    return units <= device->short_ctas[args->pool.geometry.head_dim == 128] ? CUDA_KVOPS_BRIEF : 0;
+}
+
 static void measure(struct planner *plan, const struct kvops_attend *args,
-                    const struct cuda_kvops_device *device) {
+                    const struct cuda_kvops_device *device, uint32_t grain) {
     uint32_t heads = args->pool.geometry.kv_heads, wide_dim = args->pool.geometry.head_dim == 128;
+    uint32_t group = args->q_heads / heads, parts = (group + STATE_HEADS - 1) / STATE_HEADS;
 
     memset(plan, 0, sizeof *plan);
     plan->args = args;
-    plan->wide = (uint32_t)is_wide(args);
-    plan->ctas = plan->wide ? device->wide_ctas[wide_dim] : device->ctas[wide_dim];
-    plan->parts = (args->q_heads / heads + STATE_HEADS - 1) / STATE_HEADS;
+    plan->form = is_wide(args) ? CUDA_KVOPS_WIDE : 0;
+    if (grain == 0 && !plan->form)
+        plan->form = brief_of(args, device, parts);
+    plan->ctas = plan->form & CUDA_KVOPS_WIDE    ? device->wide_ctas[wide_dim]
+                 : plan->form & CUDA_KVOPS_BRIEF ? device->short_ctas[wide_dim]
+                                                 : device->ctas[wide_dim];
+    if (parts > 1 && !(plan->form & CUDA_KVOPS_BRIEF)) {
+        plan->form |= CUDA_KVOPS_EIGHT;
+        parts = (parts + 1) / 2;
+    }
+    plan->parts = parts;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kvops_seq *seq = &args->seqs[i];
         uint32_t run = is_bf16(seq) ? WEIGHT_RUN_BF16 : WEIGHT_RUN;
@@ -77,13 +101,20 @@ static size_t rounds_max(const struct planner *plan) {
     return (size_t)load / WEIGHT_TAIL + 3;
 }
 
+static size_t bytes_of(const struct planner *plan) {
+    return plan->units_off + rounds_max(plan) * plan->ctas * sizeof(struct cuda_kvops_unit) +
+           2 * plan->ctas * sizeof(uint32_t);
+}
+
 size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
                              const struct cuda_kvops_device *device) {
     struct planner plan;
+    size_t bytes;
 
-    measure(&plan, args, device);
-    return plan.units_off + rounds_max(&plan) * plan.ctas * sizeof(struct cuda_kvops_unit) +
-           2 * plan.ctas * sizeof(uint32_t);
+    measure(&plan, args, device, 0);
+    bytes = bytes_of(&plan);
+    measure(&plan, args, device, 1);
+    return bytes_of(&plan) > bytes ? bytes_of(&plan) : bytes;
 }
 
 static uint32_t least_loaded(const struct planner *plan) {
@@ -174,8 +205,8 @@ static void split_nodes(struct planner *plan, uint32_t grain) {
         for (uint32_t at = 0; at < heads * nodes; at++) {
             int full = (at % nodes + 1) * STATE_NODE_RUNS <= state_runs(seq);
             uint64_t *left = &whole[is_bf16(seq)];
-            int stay = grain == 1 || (grain == 0 && full && *left >= plan->parts);
-            if (stay && grain == 0)
+            int stay = grain == 1 || (grain != 2 && full && *left >= plan->parts);
+            if (stay && grain != 1)
                 *left -= plan->parts;
             if (stay)
                 plan->whole[is_bf16(seq)] += plan->parts;
@@ -193,7 +224,7 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
     uint32_t *seqs = (uint32_t *)host;
     struct planner plan;
 
-    measure(&plan, args, device);
+    measure(&plan, args, device, grain);
     plan.splits = (uint8_t *)host + args->seq_count * 2 * sizeof(uint32_t);
     plan.units = (struct cuda_kvops_unit *)((uint8_t *)host + plan.units_off);
     plan.load = (uint32_t *)(plan.units + rounds_max(&plan) * plan.ctas);
@@ -205,7 +236,7 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
         item += heads * (state_runs(&args->seqs[i]) + state_tails(&args->seqs[i]));
         node += heads * nodes_of(&args->seqs[i]);
     }
-    split_nodes(&plan, grain);
+    split_nodes(&plan, plan.form & CUDA_KVOPS_BRIEF ? 2 : grain);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         give_kind(&plan, kinds[i]);
     give_tails(&plan);
@@ -219,6 +250,6 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
     plan_out->units =
         (const struct cuda_kvops_unit *)((const uint8_t *)device_memory + plan.units_off);
     plan_out->ctas = plan.ctas;
-    plan_out->wide = plan.wide;
+    plan_out->form = plan.form;
     return plan.units_off + (size_t)(rounds + 2) * plan.ctas * sizeof(struct cuda_kvops_unit);
 }
