@@ -23,6 +23,7 @@ enum { PLAIN_BYTES = 1 << 20, RUN_BYTES = 64 << 20, TURN_BYTES = 64 << 10, BLOCK
 struct times {
     uint64_t write_ns, plain_write_ns, read_ns, read_check_ns, plain_read_ns;
     uint64_t one_turn_ns, nine_turns_ns, one_block_ns, nine_blocks_ns;
+    uint64_t plain_blocks_ns; /* a plain file of as many bytes as the nine */
 };
 
 struct bench {
@@ -138,14 +139,76 @@ static enum kv_err write_sessions(struct bench *bench, uint64_t count, size_t by
     return err;
 }
 
-static enum kv_err nine_pair(struct bench *bench, uint32_t pair, struct kv_diag *diag) {
+static int open_plain(struct bench *bench, int dir, int *file_out, struct kv_diag *diag) {
+    struct io_file_info info = {0};
+    int how = IO_WRITE | IO_CREATE | IO_EXCLUSIVE;
+    int error = EINVAL;
+    if (bench->options->store.direct_wanted)
+        error = bench->door->open(bench->door->context, dir, "plain", how | IO_DIRECT, file_out);
+    if (error == EINVAL)
+        error = bench->door->open(bench->door->context, dir, "plain", how, file_out);
+    if (error == 0)
+        error = bench->door->info(bench->door->context, *file_out, &info);
+    bench->result->plain_direct = info.is_direct;
+    if (error != 0)
+        kv_diag_errno(diag, KV_ERR_IO, error, "bench store: cannot make a plain file");
+    return error;
+}
+
+static enum kv_err plain_failed(int error, struct kv_diag *diag) {
+    return error == 0 ? KV_OK
+                      : kv_diag_errno(diag, error == ENOSPC ? KV_ERR_NO_SPACE : KV_ERR_IO, error,
+                                      "bench store: plain file");
+}
+
+/* A new file, its space taken at once, 1 MiB at a time, one after the other, one fdatasync. */
+static enum kv_err plain_file(struct bench *bench, int dir, uint64_t total, uint64_t *ns_out,
+                              struct kv_diag *diag) {
+    const struct io_door *door = bench->door;
+    int file = -1;
+    door->remove(door->context, dir, "plain");
+    uint64_t begin_ns = kv_clock_now_ns(bench->clock);
+    int error = open_plain(bench, dir, &file, diag);
+    if (error != 0)
+        return KV_ERR_IO;
+    error = door->allocate(door->context, file, total);
+    if (error == EOPNOTSUPP)
+        error = 0;
+    for (uint64_t off = 0; off < total && error == 0; off += PLAIN_BYTES) {
+        size_t left = total - off < PLAIN_BYTES ? (size_t)(total - off) : PLAIN_BYTES;
+        stamp(bench->memory, left, off);
+        error = door->write(door->context, file, bench->memory, left, off);
+    }
+    if (error == 0)
+        error = door->sync(door->context, file);
+    *ns_out = kv_clock_now_ns(bench->clock) - begin_ns;
+    door->close(door->context, file);
+    return plain_failed(error, diag);
+}
+
+static enum kv_err plain_write(struct bench *bench, uint32_t pair, int dir, struct kv_diag *diag) {
+    struct store_bench_rate *rate = &bench->result->plain_write;
+    uint64_t total = bench->result->batch_bytes;
+    enum kv_err err = plain_file(bench, dir, total, &bench->times[pair].plain_write_ns, diag);
+    rate->ns += bench->times[pair].plain_write_ns;
+    rate->bytes += total;
+    rate->operations += (total + PLAIN_BYTES - 1) / PLAIN_BYTES;
+    rate->in_flight_max = 1;
+    return err;
+}
+
+static enum kv_err nine_pair(struct bench *bench, uint32_t pair, int dir, struct kv_diag *diag) {
     struct times *times = &bench->times[pair];
     uint64_t nine = STORE_BENCH_SESSIONS;
     enum kv_err err = KV_OK;
     KV_TRY(write_sessions(bench, 1, TURN_BYTES, &times->one_turn_ns, diag));
     KV_TRY(write_sessions(bench, nine, TURN_BYTES, &times->nine_turns_ns, diag));
     KV_TRY(write_sessions(bench, 1, BLOCK_BYTES, &times->one_block_ns, diag));
-    KV_TRY(write_sessions(bench, nine, BLOCK_BYTES, &times->nine_blocks_ns, diag));
+    if (pair % 2 == 0)
+        KV_TRY(write_sessions(bench, nine, BLOCK_BYTES, &times->nine_blocks_ns, diag));
+    KV_TRY(plain_file(bench, dir, nine * BLOCK_BYTES, &times->plain_blocks_ns, diag));
+    if (pair % 2 != 0)
+        KV_TRY(write_sessions(bench, nine, BLOCK_BYTES, &times->nine_blocks_ns, diag));
 done:
     return err;
 }
@@ -202,58 +265,6 @@ static enum kv_err read_batch(struct bench *bench, uint32_t pair, uint8_t verify
                        diag);
     *(verify ? &times->read_check_ns : &times->read_ns) = rate->ns - before_ns;
     return err;
-}
-
-static int open_plain(struct bench *bench, int dir, int *file_out, struct kv_diag *diag) {
-    struct io_file_info info = {0};
-    int how = IO_WRITE | IO_CREATE | IO_EXCLUSIVE;
-    int error = EINVAL;
-    if (bench->options->store.direct_wanted)
-        error = bench->door->open(bench->door->context, dir, "plain", how | IO_DIRECT, file_out);
-    if (error == EINVAL)
-        error = bench->door->open(bench->door->context, dir, "plain", how, file_out);
-    if (error == 0)
-        error = bench->door->info(bench->door->context, *file_out, &info);
-    bench->result->plain_direct = info.is_direct;
-    if (error != 0)
-        kv_diag_errno(diag, KV_ERR_IO, error, "bench store: cannot make a plain file");
-    return error;
-}
-
-static enum kv_err plain_failed(int error, struct kv_diag *diag) {
-    return error == 0 ? KV_OK
-                      : kv_diag_errno(diag, error == ENOSPC ? KV_ERR_NO_SPACE : KV_ERR_IO, error,
-                                      "bench store: plain file");
-}
-
-/* A new file, its space taken at once, 1 MiB at a time, one after the other, one fdatasync. */
-static enum kv_err plain_write(struct bench *bench, uint32_t pair, int dir, struct kv_diag *diag) {
-    const struct io_door *door = bench->door;
-    struct store_bench_rate *rate = &bench->result->plain_write;
-    uint64_t total = bench->result->batch_bytes;
-    int file = -1;
-    door->remove(door->context, dir, "plain");
-    uint64_t begin_ns = kv_clock_now_ns(bench->clock);
-    int error = open_plain(bench, dir, &file, diag);
-    if (error != 0)
-        return KV_ERR_IO;
-    error = door->allocate(door->context, file, total);
-    if (error == EOPNOTSUPP)
-        error = 0;
-    for (uint64_t off = 0; off < total && error == 0; off += PLAIN_BYTES) {
-        size_t left = total - off < PLAIN_BYTES ? (size_t)(total - off) : PLAIN_BYTES;
-        stamp(bench->memory, left, off);
-        error = door->write(door->context, file, bench->memory, left, off);
-        rate->operations++;
-    }
-    if (error == 0)
-        error = door->sync(door->context, file);
-    bench->times[pair].plain_write_ns = kv_clock_now_ns(bench->clock) - begin_ns;
-    rate->ns += bench->times[pair].plain_write_ns;
-    rate->bytes += total;
-    rate->in_flight_max = 1;
-    door->close(door->context, file);
-    return plain_failed(error, diag);
 }
 
 static enum kv_err plain_read(struct bench *bench, uint32_t pair, int dir, struct kv_diag *diag) {
@@ -329,7 +340,7 @@ static enum kv_err measure_pair(struct bench *bench, uint32_t pair, int dir, str
     KV_TRY(plain_read(bench, pair, dir, diag));
     if (!store_first)
         KV_TRY(read_batch(bench, pair, 0, diag));
-    KV_TRY(nine_pair(bench, pair, diag));
+    KV_TRY(nine_pair(bench, pair, dir, diag));
 done:
     return err;
 }
@@ -388,6 +399,8 @@ static void tell_ratios(struct bench *bench) {
                                   offsetof(struct times, one_turn_ns), 0);
     result->nine_blocks = ratio_of(bench, offsetof(struct times, nine_blocks_ns),
                                    offsetof(struct times, one_block_ns), 0);
+    result->nine_blocks_plain = ratio_of(bench, offsetof(struct times, nine_blocks_ns),
+                                         offsetof(struct times, plain_blocks_ns), 0);
 }
 
 /* The batches of nine come behind those of the pairs. */
@@ -411,6 +424,10 @@ static enum kv_err run(struct bench *bench, struct kv_diag *diag) {
         is_empty(&result->plain_write) || is_empty(&result->plain_read) ||
         result->read.bytes != result->write.bytes || stats.records != bench->next_key)
         KV_TRY(kv_diag_set(diag, KV_ERR_PROOF, "bench store: nothing was measured"));
+    if (result->index_commits != result->batches || result->syncs != result->segments)
+        KV_TRY(kv_diag_set(diag, KV_ERR_PROOF,
+                           "bench store: a batch took more than one fdatasync for each segment or "
+                           "more than one index commit"));
     tell_ratios(bench);
 done:
     store_close(bench->store);

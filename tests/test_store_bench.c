@@ -55,6 +55,8 @@ static void measures_both_doors(void **state) {
         assert_true(result.write_speed.p99 <= result.write_speed.median);
         assert_true(result.nine_turns.p99 >= result.nine_turns.median);
         assert_true(result.nine_blocks.median > result.nine_turns.median / 100);
+        assert_true(result.nine_blocks_plain.median > 0.05 &&
+                    result.nine_blocks_plain.p99 >= result.nine_blocks_plain.median);
         assert_true(result.read.in_flight_max >= 16);
         assert_string_equal(result.door_name, options.store.door->name);
         assert_int_equal(access(dir, F_OK), -1);

@@ -138,6 +138,8 @@ static void tell_ratios(struct cmd *cmd, const struct store_bench_result *result
                &result->nine_turns);
     tell_ratio(cmd, "nine_blocks_over_one", "  wall of 9 sessions' 2 MiB in one batch ÷ of 1",
                &result->nine_blocks);
+    tell_ratio(cmd, "nine_blocks_over_plain", "  the same 18 MiB ÷ a plain file of them",
+               &result->nine_blocks_plain);
     if (cmd->result == NULL)
         printf("counted                 %" PRIu64 " batches: %" PRIu64 " index commits; %" PRIu64
                " segments touched: %" PRIu64 " fdatasyncs\n",
