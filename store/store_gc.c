@@ -518,7 +518,8 @@ static void on_punched(void *context, uint32_t segment, uint64_t bytes) {
 static enum kv_err punch(struct gc *gc) {
     struct store_gc_report *report = gc->report;
     struct store_punch_report holes;
-    const struct store_punch_args args = {gc->store, gc->options->dry_run, on_punched, gc};
+    const struct store_punch_args args = {gc->store, gc->options->dry_run, gc->options->punch_every,
+                                          on_punched, gc};
     enum kv_err err = store_punch(&args, &holes, gc->diag);
     report->punched_bytes = holes.punched_bytes;
     report->freed_bytes += holes.punched_bytes;

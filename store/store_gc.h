@@ -23,6 +23,7 @@ struct store_gc_options {
     uint32_t live_percent;     /* a segment with less is sparse; 1 … 100, usually 50 */
     int dry_run;               /* counts and changes nothing */
     int punch_only;            /* moves nothing, so it writes nothing */
+    int punch_every;           /* where hardly anything is dead, too: nothing dead stays readable */
     uint64_t bytes_per_second; /* 0: unbounded */
     /* Called to stay within the rate, and between segments with 0; non-zero ends the run early.
      * NULL is allowed without a rate. */

@@ -259,7 +259,11 @@ static enum kv_err punch_segment(struct punch *punch, uint32_t number) {
         segment_of(punch, number, number == tail.segment ? tail.off : info.size_bytes);
     uint64_t taken = store_inner_taken(store, &info, at.end);
     uint64_t live = live_bytes(punch, &at);
-    if (taken < live + DEAD_BYTES || taken - live < at.end / DEAD_SHARE)
+    int worth = taken >= live + DEAD_BYTES && taken - live >= at.end / DEAD_SHARE;
+#ifndef BREAK_PUNCH_EVERY
+    worth |= punch->args->every && taken > live;
+#endif
+    if (!worth)
         return KV_OK;
     if (!punch->args->dry_run && is_held(store)) {
         punch->report->held++;

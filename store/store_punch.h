@@ -29,6 +29,7 @@ struct store_punch_report {
 struct store_punch_args {
     struct store *store;
     int dry_run; /* counts and changes nothing */
+    int every;   /* 1: segments with hardly anything dead too; takes reading all gaps */
     /* Told once for each segment, and what it takes less, or would. NULL is allowed. */
     void (*each)(void *context, uint32_t segment, uint64_t bytes);
     void *context;

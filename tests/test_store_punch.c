@@ -5,7 +5,7 @@
  * block.
  * Not responsible for: moving (test_store_gc.c), cuts at every change (the same, sweep.c).
  * Broken twins: BREAK_PUNCH_LAST, BREAK_PUNCH_RECORDS, BREAK_PUNCH_HOLD, BREAK_PUNCH_LIVE,
- * BREAK_PUNCH_FILLED, BREAK_RESERVE.
+ * BREAK_PUNCH_FILLED, BREAK_PUNCH_EVERY, BREAK_RESERVE.
  */
 #include "store/store_gc.h"
 
@@ -134,6 +134,47 @@ static void a_small_store_gives_space_back(void **state) {
     store = make(dir, NULL);
     report = punch(store, 0);
     assert_int_equal(report.punched_bytes, 0);
+    store_close(store);
+}
+
+/* One small record of many: not worth a look by itself, but nothing of it stays when asked so. */
+static void every_dead_page_on_request(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    uint8_t page[STORE_PAGE_BYTES];
+    struct store_gc_options options = store_gc_options_usual();
+    struct store_gc_report report;
+    struct store_record record;
+    testing_temp_dir(dir);
+    struct store *store = make(dir, NULL);
+    for (unsigned i = 0; i < 300; i += 10)
+        assert_int_equal(support_store_commit(store, i, i + 10, 1, NULL), KV_OK);
+    assert_int_equal(store_get(store, "r00050", 6, &record, NULL), KV_OK);
+    struct store_batch *batch = NULL;
+    assert_int_equal(store_batch_begin_removal(store, &batch, NULL), KV_OK);
+    assert_int_equal(store_batch_delete(batch, "r00050", 6, NULL), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+    assert_int_equal(punch(store, 0).punched_bytes, 0);
+    options.punch_only = options.punch_every = 1;
+    assert_int_equal(store_gc(store, &options, &report, NULL), KV_OK);
+    assert_true(report.punched_bytes >= 8 * STORE_PAGE_BYTES);
+    store_close(store);
+    char path[TESTING_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/seg/%08u.seg", dir, record.extents[0].segment);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    for (uint32_t i = 0; i < record.extent_count; i++) {
+        assert_int_equal(fseek(file, (long)record.extents[i].off, SEEK_SET), 0);
+        assert_int_equal(fread(page, sizeof page, 1, file), 1);
+        for (size_t at = 0; at < sizeof page; at++)
+            assert_int_equal(page[at], 0);
+    }
+    fclose(file);
+    store = make(dir, NULL);
+    for (unsigned i = 0; i < 300; i++)
+        assert_true(i == 50 ? support_store_absent(store, i)
+                            : support_store_matches(store, i, 1, 0));
+    store_record_release(store, &record);
     store_close(store);
 }
 
@@ -279,5 +320,6 @@ static void a_full_disk_empties(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(a_small_store_gives_space_back),
+             cmocka_unit_test(every_dead_page_on_request),
              cmocka_unit_test(the_last_batch_stays_whole), cmocka_unit_test(holds_keep_bytes),
              cmocka_unit_test(file_systems_without_holes), cmocka_unit_test(a_full_disk_empties))

@@ -128,8 +128,9 @@ static const struct cmd_entry entries[] = {
      "Nothing of it can be restored afterwards; what forks share with it stays with them. Its\n"
      "space comes back with `coldplane gc`, or by itself when a save finds no room; works on a\n"
      "full disk.\n"
-     "--purge also writes the segments again without its bytes and makes the index anew, which\n"
-     "may take as long as reading and writing the whole store.",
+     "--purge also punches holes where its bytes stood and makes the index anew; on a file system\n"
+     "without holes it writes the segments again without them, which may take as long as reading\n"
+     "and writing the whole store.",
      "  coldplane rm travel\n  coldplane rm travel@oslo\n  coldplane rm travel --purge\n", 1, 1,
      CONFIG_REMOVE | CONFIG_WRITE, cmd_rm},
     {"expire", "NAME", "let a session go whole when the byte budget is reached",

@@ -204,13 +204,19 @@ done:
 
 /* --- rm */
 
-/* The index goes with it: pages that LMDB has freed still hold what was deleted. */
+/* Holes where it stood; where the file system makes none, its segments are written again. The index
+ * goes with it: pages that LMDB has freed still hold what was deleted. */
 static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_report *report,
                          struct kv_diag *diag) {
     struct store_gc_options gc = store_gc_options_usual();
     struct store_options options = cmd_store_options(cmd);
-    gc.live_percent = 100;
+    gc.punch_only = gc.punch_every = 1;
     enum kv_err err = store_gc(*store, &gc, report, diag);
+    if (err == KV_OK && report->no_holes) {
+        gc.punch_only = gc.punch_every = 0;
+        gc.live_percent = 100;
+        err = store_gc(*store, &gc, report, diag);
+    }
     if (err != KV_OK)
         return err;
     if (report->held + report->damaged != 0)
@@ -224,7 +230,8 @@ static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_
 }
 
 static const char purge_limits[] =
-    "copies that the file system or the drive keep of overwritten blocks are beyond this program";
+    "its name in the log of changes; copies that the file system or the drive keep of blocks given "
+    "back are beyond this program";
 
 static void tell_removed(struct cmd *cmd, const struct snapshot_entry *entry, const char *tag,
                          const struct store_gc_report *purged) {
@@ -238,6 +245,7 @@ static void tell_removed(struct cmd *cmd, const struct snapshot_entry *entry, co
             return;
         item = cJSON_AddObjectToObject(cmd->result, "purged");
         cJSON_AddNumberToObject(item, "segments", purged->removed);
+        cJSON_AddNumberToObject(item, "punched_bytes", (double)purged->punched_bytes);
         cJSON_AddNumberToObject(item, "freed_bytes", (double)purged->freed_bytes);
         cJSON_AddNumberToObject(item, "written_bytes", (double)purged->written_bytes);
         cJSON_AddNumberToObject(item, "shared_bytes_left", (double)entry->shared_bytes);
@@ -252,9 +260,9 @@ static void tell_removed(struct cmd *cmd, const struct snapshot_entry *entry, co
         printf(": %" PRIu64 " tokens, %s\n", entry->head.n, text_size(entry->stored_bytes, size));
     if (purged == NULL)
         return;
-    printf("purged: %" PRIu32 " segments of %s removed, %s of others written again, index made "
-           "anew\n  not covered: blocks that a fork shares (%s), and %s\n",
-           purged->removed, text_size(purged->freed_bytes, size),
+    printf("purged: %s given back, %" PRIu32 " segments removed, %s of others written again, index "
+           "made anew\n  not covered: blocks that a fork shares (%s), and %s\n",
+           text_size(purged->freed_bytes, size), purged->removed,
            text_size(purged->written_bytes, written), entry->shared_bytes != 0 ? "some" : "none",
            purge_limits);
 }
