@@ -57,16 +57,17 @@ struct store_bench_result {
     /* Speed over the plain file's: more is better. */
     struct store_bench_ratio write_speed, read_speed, read_check_speed;
     /* Wall of one batch with the changes of nine sessions over one with those of one session: less
-     * is better. A session's change is 64 KiB (a turn without a new block), where the commit is what
-     * costs, or 2 MiB (a block), where nine times the bytes cost nine times as much. There the last
-     * one counts: the same batch over a plain file of as many bytes. */
+     * is better. A session's change is 64 KiB (a turn without a new block), where the commit is
+     * what costs, or 2 MiB (a block), where nine times the bytes cost nine times as much. There the
+     * last one counts: the same batch over a plain file of as many bytes. */
     struct store_bench_ratio nine_turns, nine_blocks, nine_blocks_plain;
     /* Counted over all batches above. */
     uint64_t batches, index_commits, segments, syncs;
 };
 
 /* KV_ERR_INVALID sizes, KV_ERR_EXISTS dir is there, KV_ERR_PROOF nothing was measured (a figure
- * without bytes is never reported) or a batch took more syncs or commits than it may, else as store_open, store_batch_commit and store_read. */
+ * without bytes is never reported) or a batch took more syncs or commits than it may, else as
+ * store_open, store_batch_commit and store_read. */
 enum kv_err store_bench(const struct store_bench_options *options, struct store_bench_result *out,
                         struct kv_diag *diag);
 
