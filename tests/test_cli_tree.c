@@ -91,6 +91,12 @@ static void forks_live_on_their_own(void **state) {
     cli_call(cli, "rm", "trip", "--purge", "--json", NULL);
     cli_good(cli);
     assert_non_null(strstr(cli_text(cli, "purged.limits"), "beyond this program"));
+    double freed = cli_number(cli, "purged.freed_bytes");
+    cli_call(cli, "stats", "--json", NULL);
+    cli_good(cli);
+    /* Nothing but batch records is left of what was removed. */
+    assert_true(freed >= 4096);
+    assert_true(cli_number(cli, "garbage_bytes") <= 4096 * cli_number(cli, "batches"));
     fsck_is_clean(cli);
     cli_call(cli, "restore", "copy", "--json", NULL);
     cli_good(cli);

@@ -248,7 +248,6 @@ static void tell_removed(struct cmd *cmd, const struct snapshot_entry *entry, co
         cJSON_AddNumberToObject(item, "punched_bytes", (double)purged->punched_bytes);
         cJSON_AddNumberToObject(item, "freed_bytes", (double)purged->freed_bytes);
         cJSON_AddNumberToObject(item, "written_bytes", (double)purged->written_bytes);
-        cJSON_AddNumberToObject(item, "shared_bytes_left", (double)entry->shared_bytes);
         json_text(item, "limits", purge_limits);
         return;
     }
@@ -261,10 +260,9 @@ static void tell_removed(struct cmd *cmd, const struct snapshot_entry *entry, co
     if (purged == NULL)
         return;
     printf("purged: %s given back, %" PRIu32 " segments removed, %s of others written again, index "
-           "made anew\n  not covered: blocks that a fork shares (%s), and %s\n",
+           "made anew\n  not covered: what a fork of it still uses, and %s\n",
            text_size(purged->freed_bytes, size), purged->removed,
-           text_size(purged->written_bytes, written), entry->shared_bytes != 0 ? "some" : "none",
-           purge_limits);
+           text_size(purged->written_bytes, written), purge_limits);
 }
 
 enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
