@@ -505,8 +505,8 @@ static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
             graph->form == cuda->plan.form)
             return graph;
     }
-    if (cuda->graph_count == GRAPHS_MAX)
-        return NULL;
+    if (cuda->graph_count == GRAPHS_MAX) /* forms change as sessions grow: old ones rarely return */
+        drop_graphs(cuda);
     cuda->graphs[cuda->graph_count] =
         (struct graph){.shape = shape, .ctas = cuda->plan.ctas, .form = cuda->plan.form};
     return &cuda->graphs[cuda->graph_count++];
