@@ -55,7 +55,9 @@ struct store_batch; /* belongs to the store; ended by commit or abandon */
 enum kv_err store_batch_begin(struct store *store, uint64_t worst_bytes, struct store_batch **out,
                               struct kv_diag *diag);
 
-/* For a batch that mostly deletes: it may use the budget's reserve_bytes. Codes as above. */
+/* For a batch that mostly deletes: it may use the budget's reserve_bytes, and while it puts no
+ * extent the budget never refuses it, also where bytes_max was set below what is stored. Codes as
+ * above. */
 enum kv_err store_batch_begin_removal(struct store *store, struct store_batch **out,
                                       struct kv_diag *diag);
 

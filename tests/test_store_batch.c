@@ -3,7 +3,8 @@
  * Responsible for: a failed batch leaves the store as it was, usable where it can be, refusing
  * where it cannot; readers go on while a writer hangs.
  * Not responsible for: crashes (test_recover.c).
- * Broken twins: BREAK_BUDGET, BREAK_LOOSE_ROLLBACK, BREAK_REMOVAL_ROOM, BREAK_REMOVED_STORE.
+ * Broken twins: BREAK_BUDGET, BREAK_LOOSE_ROLLBACK, BREAK_REMOVAL_OVER, BREAK_REMOVAL_ROOM,
+ * BREAK_REMOVED_STORE.
  */
 #include "store/store_batch.h"
 
@@ -287,6 +288,44 @@ static void budget_is_hard(void **state) {
     store_close(store);
 }
 
+/* The budget of a full store is lowered: what makes room is still let in, nothing else is. */
+static void removes_over_a_lowered_budget(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct kv_diag diag = {""};
+    struct store_batch *batch = NULL;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    for (unsigned i = 0; i < 40; i++)
+        assert_int_equal(support_store_commit(store, i, i + 1, 1, &diag), KV_OK);
+    store_close(store);
+    store_options_limit(&options, 1 << 20);
+    uint64_t before = support_store_disk_bytes(dir);
+    assert_true(before > options.bytes_max);
+    store = support_store_open(&options);
+    assert_int_equal(store_batch_begin(store, 0, &batch, &diag), KV_ERR_NO_SPACE);
+    assert_int_equal(store_batch_begin_removal(store, &batch, &diag), KV_OK);
+    assert_int_equal(store_batch_delete(batch, "r00000", 6, &diag), KV_OK);
+    assert_int_equal(store_batch_update(batch, "r00001", 6, "new", 3, &diag), KV_OK);
+    assert_int_equal(store_batch_commit(batch, NULL, &diag), KV_OK);
+    assert_true(support_store_absent(store, 0));
+    assert_true(support_store_disk_bytes(dir) <= before + 65536);
+    /* An extent is no removal, whoever brings it. */
+    struct iovec piece = {dir, 5};
+    const struct store_part part = {.kind = 1, .pieces = &piece, .piece_count = 1};
+    const struct store_put put = {.key = "x",
+                                  .key_bytes = 1,
+                                  .value = "v",
+                                  .value_bytes = 1,
+                                  .parts = &part,
+                                  .part_count = 1};
+    assert_int_equal(store_batch_begin_removal(store, &batch, &diag), KV_OK);
+    assert_int_equal(store_batch_put(batch, &put, &diag), KV_ERR_NO_SPACE);
+    store_batch_abandon(batch);
+    store_close(store);
+}
+
 /* A real full disk: a tmpfs of 6 MiB, filled to the brim, then given room again. */
 static void full_tmpfs(void **state) {
     (void)state;
@@ -399,4 +438,5 @@ TESTING_MAIN(cmocka_unit_test(removed_store_acknowledges_nothing),
              cmocka_unit_test(torn_write_fails_the_batch),
              cmocka_unit_test(reads_go_on_while_a_save_hangs),
              cmocka_unit_test(stalled_write_times_out), cmocka_unit_test(budget_is_hard),
-             cmocka_unit_test(full_tmpfs), cmocka_unit_test(allocation_failures))
+             cmocka_unit_test(removes_over_a_lowered_budget), cmocka_unit_test(full_tmpfs),
+             cmocka_unit_test(allocation_failures))
