@@ -38,6 +38,7 @@ static void tags_can_be_restored(void **state) {
     cli_refused(cli, 3, "has a tag draft already");
     cli_call(cli, "snapshot", "trip", "--tag", "a@b", NULL);
     cli_refused(cli, 1, "leave it out");
+    assert_null(strstr(cli->out, "restore of")); /* before anything was woken */
     say(cli, "trip", "and some more of them");
     double second = tokens_of(cli, "trip");
     assert_true(second > first);
@@ -139,6 +140,8 @@ static void rollback_says_what_it_costs(void **state) {
     cli_refused(cli, 1, "add --to N");
     cli_call(cli, "rollback", "trip", "--to", "soon", NULL);
     cli_refused(cli, 1, "a number of tokens");
+    cli_call(cli, "rollback", "trip", "--to", "1", NULL);
+    cli_refused(cli, 1, "at least 2 tokens");
     cli_call(cli, "rollback", "trip", "--to", "turn:99", NULL);
     cli_refused(cli, 1, "turns");
     cli_call(cli, "rollback", "trip", "--to", "99999", NULL);

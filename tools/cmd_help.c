@@ -50,7 +50,7 @@ static const struct cmd_entry entries[] = {
     {"restore", "NAME[@TAG]", "wake a session, prove it, print the receipt",
      "With a tag: wakes and proves that snapshot, then the session goes on from it; where it "
      "stood\n"
-     "stays as tag before-restore-N. Without: writes nothing.\n"
+     "stays as tag before-restore-N, unless it has a tag. Without: writes nothing.\n"
      "Reads everything, checks every digest, compares the fingerprint, asks the needles.\n"
      "A needle recorded at this very length must pass again, bit for bit on the same\n"
      "numerics. One recorded at another length (before later turns) is asked and counted in the\n"
@@ -67,7 +67,7 @@ static const struct cmd_entry entries[] = {
      "The session goes on from its first N tokens, or from the end of turn K. Within the newest\n"
      "256 to 511 tokens nothing is computed again. Further back the last 256 to 511 of the N are\n"
      "prefilled again, which the receipt says: these are not bit-equal to what they were. Where\n"
-     "the session stood stays as tag before-restore-N.",
+     "the session stood stays as tag before-restore-N, unless it has a tag.",
      "  coldplane rollback travel --to turn:6\n  coldplane rollback travel --to 3000 --json\n", 1,
      1, CONFIG_BACK | CONFIG_ENGINE | CONFIG_WRITE, cmd_rollback},
     {"rename", "NAME NEW", "give a session another name",
@@ -109,9 +109,10 @@ static const struct cmd_entry entries[] = {
     {"export", "NAME[@TAG] FILE|-", "one session into one file",
      "Everything that the newest snapshot of NAME (or the one with the tag) needs, also of what "
      "it\n"
-     "shares with others, checked while it is read; - is standard output. The file appears when it "
-     "is complete and never replaces another. Reads beside a\n"
-     "running writer; needs no model. Not compressed and not encrypted: pipe it through programs\n"
+     "shares with others, checked while it is read; - is standard output. The file appears when "
+     "it\n"
+     "is complete and never replaces another. Reads beside a running\n"
+     "writer; needs no model. Not compressed and not encrypted: pipe it through programs\n"
      "that do. The form is snapshot/EXPORT.md.",
      "  coldplane export travel travel.cpx\n"
      "  coldplane export travel - | zstd >travel.cpx.zst\n",

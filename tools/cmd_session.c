@@ -8,6 +8,7 @@
 #include "tools/receipt_print.h"
 #include "tools/text.h"
 
+#include "engine/record.h"
 #include "snapshot/snap_tree.h"
 
 #include <cjson/cJSON.h>
@@ -326,6 +327,8 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     memset(&receipt, 0, sizeof receipt);
     memset(&opened, 0, sizeof opened);
     enum kv_err err = session_check_name(cmd->session_name, diag);
+    if (err == KV_OK && cmd->config->tag != NULL)
+        err = record_check_tag(cmd->config->tag, diag);
     if (err == KV_OK)
         err = cmd_open_service(cmd, 0, &service, diag);
     if (err == KV_OK)

@@ -140,6 +140,10 @@ static enum kv_err parse_place(struct cmd *cmd, struct session *session, uint64_
                            "--to %s: write a number of tokens, or turn:K as `coldplane show` "
                            "counts them",
                            text);
+    if (!is_turn && number < 2)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "--to %s: a session keeps at least 2 tokens; `coldplane rm` removes it",
+                           text);
     if (!is_turn) {
         *n_out = number;
     } else if (number <= info.role_count) {
@@ -217,8 +221,10 @@ static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_
         gc.live_percent = 100;
         err = store_gc(*store, &gc, report, diag);
     }
-    if (err != KV_OK)
+    if (err != KV_OK) {
+        kv_diag_prefix(diag, "removed, but its bytes were not all purged");
         return err;
+    }
     if (report->held + report->damaged != 0)
         return kv_diag_set(diag, KV_ERR_IO,
                            "removed, but %" PRIu32 " segments could not be written again: %s",
