@@ -95,9 +95,11 @@ static void forks_live_on_their_own(void **state) {
     double freed = cli_number(cli, "purged.freed_bytes");
     cli_call(cli, "stats", "--json", NULL);
     cli_good(cli);
-    /* Nothing but batch records is left of what was removed. */
+    /* Nothing but batch records is left of what was removed; ext4 counts one more block for a file
+     * of more than four pieces. */
     assert_true(freed >= 4096);
-    assert_true(cli_number(cli, "garbage_bytes") <= 4096 * cli_number(cli, "batches"));
+    assert_true(cli_number(cli, "garbage_bytes") <=
+                4096 * (cli_number(cli, "batches") + cli_number(cli, "segments")));
     fsck_is_clean(cli);
     cli_call(cli, "restore", "copy", "--json", NULL);
     cli_good(cli);
