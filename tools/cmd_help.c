@@ -155,7 +155,7 @@ static const struct cmd_entry entries[] = {
     {"receipt", "[ID]", "receipts of earlier saves and wakes",
      "The newest 512 are kept in COLDPLANE_HOME/receipts, also of refused ones; without ID they "
      "are\n"
-     "listed. `rm --purge` forgets those of the session.",
+     "listed. `rm --purge` forgets those of the name.",
      "  coldplane receipt\n  coldplane receipt 18a3f0c2d4e5b601 --json\n", 0, 1, 0, cmd_receipt},
     {"gc", "", "give back the space that nothing uses",
      "Deletes records that belong to no session, punches holes where nothing lives (this works on\n"
