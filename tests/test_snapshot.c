@@ -543,11 +543,14 @@ static void a_full_store_opens_with_what_was_never_saved(void **state) {
     session = life_session(&f.life, "unsaved", IMAGE_RECIPE_V3);
     life_say(session, 2, 900, 0, NULL);
     snapshot_drain(f.life.snapshot);
-    f.options.bytes_max = 64 << 10;
+    struct faulty_io_plan full = {
+        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_WRITE, .at = 1, .error = ENOSPC, .lasting = 1};
+    faulty_io_arm(f.faulty, &full);
     life_rig_reopen(&f);
+    assert_true(faulty_io_counts(f.faulty).hits > 0);
     assert_int_equal(count_records(&f.life, "b", NULL), 2);
     life_wake(&f.life, "chat", NULL);
-    f.options.bytes_max = STORE_BYTES_UNLIMITED;
+    faulty_io_release(f.faulty);
     life_rig_reopen(&f);
     assert_int_equal(count_records(&f.life, "b", NULL), 0);
     life_rig_close(&f);
