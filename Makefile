@@ -281,14 +281,14 @@ gpu-bench:
 fuzz: setup
 	@command -v clang >/dev/null || { echo 'make fuzz needs clang: apt-get install clang'; exit 1; }
 	@$(MAKE_ALL) CONFIG=fuzz CUDA=0 fuzz-programs
-	@for target in $(FUZZ_SRC:tests/fuzz_%.c=%); do \
-	    mkdir -p build/fuzz/found/$$target && \
-	    ASAN_OPTIONS=allocator_may_return_null=1 build/fuzz/tests/fuzz_$$target \
+	@printf '%s\n' $(FUZZ_SRC:tests/fuzz_%.c=%) | xargs -P 2 -I TARGET sh -c ' \
+	    mkdir -p build/fuzz/found/TARGET && \
+	    ASAN_OPTIONS=allocator_may_return_null=1 build/fuzz/tests/fuzz_TARGET \
 	        -max_total_time=$(SECONDS) -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
-	        -artifact_prefix=build/fuzz/$$target- build/fuzz/found/$$target \
-	        tests/corpus/$$target >build/fuzz/$$target.log 2>&1 || \
-	        { tail -n 60 build/fuzz/$$target.log; exit 1; }; \
-	    echo "$$target: $$(grep -a number_of_executed_units build/fuzz/$$target.log)"; done
+	        -artifact_prefix=build/fuzz/TARGET- build/fuzz/found/TARGET \
+	        tests/corpus/TARGET >build/fuzz/TARGET.log 2>&1 || \
+	        { tail -n 60 build/fuzz/TARGET.log; exit 1; }; \
+	    echo "TARGET: $$(grep -a number_of_executed_units build/fuzz/TARGET.log)"'
 
 fuzz-programs: $(FUZZ_SRC:%.c=$B/%)
 

@@ -10,7 +10,6 @@
 set -u
 build=$1 compile=$2 libraries=$3 wanted=${4:-}
 twins=$build/twins
-passed=0 failed=0
 mkdir -p "$twins"
 
 twin_fails() {
@@ -21,7 +20,7 @@ twin_fails() {
         "tests/$test.c") ;;
         tests/test_* | tests/sweep.c | tests/flips.c | tests/branches.c) continue ;;
         esac
-        object=$twins/$switch-$(basename "$source" .c).o
+        object=$twins/$test.$switch-$(basename "$source" .c).o
         simd=''
         case $source in *_avx2.c) simd='-mavx2 -mfma -mf16c' ;; esac
         # A twin may leave a variable unused: warnings are for the sound program.
@@ -39,30 +38,46 @@ twin_fails() {
     branches/*) points=20 ;;
     *) points='' ;;
     esac
-    timeout -k 10 300 "$twins/$test.$switch" $points >"$twins/log" 2>&1 </dev/null
+    timeout -k 10 300 "$twins/$test.$switch" $points >"$twins/log.$worker" 2>&1 </dev/null
     status=$?
     built=1
     [ $status -ne 0 ] && [ $status -ne 77 ] && [ $status -ne 124 ] &&
-        grep -qE '^[0-9]+ passed, [1-9][0-9]* failed$' "$twins/log"
+        grep -qE '^[0-9]+ passed, [1-9][0-9]* failed$' "$twins/log.$worker"
 }
 
 for file in tests/test_*.c tests/sweep.c tests/flips.c tests/branches.c; do
     test=$(basename "$file" .c)
     case " ${wanted:-$test} " in *" $test "*) ;; *) continue ;; esac
-    for switch in $(grep -oE '\bBREAK_[A-Z0-9_]+' "$file" | sort -u); do
+    grep -oE '\bBREAK_[A-Z0-9_]+' "$file" | sort -u | sed "s/^/$test /"
+done >"$twins/list"
+
+# Worker 0 takes the odd lines of the list, worker 1 the even ones.
+work() {
+    worker=$1 passed=0 failed=0 line=0
+    while read -r test switch; do
+        line=$((line + 1))
+        [ $((line % 2)) -ne "$worker" ] || continue
         built=0
-        if twin_fails "$switch" "$test" 2>"$twins/errors"; then
+        if twin_fails "$switch" "$test" 2>"$twins/errors.$worker"; then
             passed=$((passed + 1))
             echo "$test fails with $switch, as it must"
         else
             failed=$((failed + 1))
             if [ $built -eq 1 ]; then echo "$test does not fail with $switch"; else
                 echo "$test cannot be built with $switch:"
-                cat "$twins/errors"
+                cat "$twins/errors.$worker"
             fi
         fi
-    done
-done
+    done <"$twins/list"
+    echo "$passed $failed" >"$twins/sum.$worker"
+}
+rm -f "$twins"/sum.*
+work 0 &
+work 1
+wait
+read -r passed failed <"$twins/sum.0"
+read -r p f <"$twins/sum.1"
+passed=$((passed + p)) failed=$((failed + f))
 [ $((passed + failed)) -gt 0 ] || {
     echo 'no test names a BREAK_ switch'
     failed=1
