@@ -155,7 +155,7 @@ static void no_value_crosses_sessions(void **state) {
     }
     printf("%u wakes, %u of %u kept needles passed, own value ahead by %.2f nats or more\n", woken,
            passed, asked, (double)margin);
-    assert_true(woken >= rounds / 3);
+    assert_true(woken >= (testing_quick() ? 1 : rounds / 3));
     assert_true(kept > 0 && asked == kept);
     assert_int_equal(worse, 0);
     assert_true(margin >= NEEDLE_DROP_NATS);
