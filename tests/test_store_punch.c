@@ -77,7 +77,6 @@ static void on_finding(void *context, const struct store_fsck_finding *finding) 
 static void check_whole(const char *dir) {
     struct store *store = make(dir, NULL);
     const struct store_fsck_args fsck = {.store = store, .read_data = 1, .each = on_finding};
-    const struct store_scrub_args scrub = {.store = store, .bad = on_finding};
     struct store_fsck_report found;
     struct store_scrub_report scrubbed;
     struct store_stats stats;
@@ -86,6 +85,7 @@ static void check_whole(const char *dir) {
     store_close(store);
     support_store_remove_index(dir);
     store = make(dir, NULL);
+    const struct store_scrub_args scrub = {.store = store, .bad = on_finding};
     char *after = support_store_dump(store);
     store_stats_get(store, &stats);
     assert_string_equal(before, after);
