@@ -83,27 +83,12 @@ static enum kv_err read_image_bytes(struct store *store, const struct store_reco
     if (extent->raw_bytes > image_bytes_max)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the image claims %llu bytes",
                            (unsigned long long)extent->raw_bytes);
-    uint8_t *bytes = kv_alloc_aligned(plan->alloc, extent->raw_bytes, STORE_PAGE_BYTES);
-    if (bytes == NULL)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for an image of %llu bytes",
-                           (unsigned long long)extent->raw_bytes);
-    const struct iovec piece = {bytes, extent->raw_bytes};
-    struct store_read read = {.extent = extent,
-                              .pieces = &piece,
-                              .piece_count = 1,
-                              .verify = 1,
-                              .label = "session image"};
-    const struct store_read_args args = {.reads = &read, .count = 1};
-    enum kv_err err = store_read(store, &args, &plan->read, diag);
-    if (err != KV_OK) {
-        /* A read that may still come must not find its memory in other hands. */
-        if (!read.in_doubt)
-            kv_alloc_release(plan->alloc, bytes);
+    const struct store_read_whole whole = {extent, plan->alloc, "session image", &plan->read};
+    enum kv_err err = store_read_whole(store, &whole, bytes_out, diag);
+    if (err != KV_OK)
         return err;
-    }
     plan->image_stored_bytes = extent->stored_bytes;
     plan->digests_checked++;
-    *bytes_out = bytes;
     return KV_OK;
 }
 

@@ -17,23 +17,8 @@ static enum kv_err read_extent(struct store *store, const struct kv_alloc *alloc
                                struct kv_diag *diag) {
     if (extent->kind != RECORD_KIND_IMAGE || extent->raw_bytes > image_bytes_max)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the snapshot record has no image");
-    uint8_t *bytes = kv_alloc_aligned(alloc, extent->raw_bytes, STORE_PAGE_BYTES);
-    if (bytes == NULL)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for an image of %llu bytes",
-                           (unsigned long long)extent->raw_bytes);
-    const struct iovec piece = {bytes, extent->raw_bytes};
-    struct store_read read = {.extent = extent,
-                              .pieces = &piece,
-                              .piece_count = 1,
-                              .verify = 1,
-                              .label = "session image"};
-    const struct store_read_args args = {.reads = &read, .count = 1};
-    enum kv_err err = store_read(store, &args, NULL, diag);
-    if (err == KV_OK)
-        *bytes_out = bytes;
-    else if (!read.in_doubt) /* else a late read may still write there */
-        kv_alloc_release(alloc, bytes);
-    return err;
+    const struct store_read_whole whole = {extent, alloc, "session image", NULL};
+    return store_read_whole(store, &whole, bytes_out, diag);
 }
 
 enum kv_err snap_image_read(struct store *store, const struct kv_alloc *alloc, uint64_t snapshot,

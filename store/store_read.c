@@ -699,3 +699,25 @@ enum kv_err store_read(struct store *store, const struct store_read_args *args,
         err = args->reads[failed_index].result;
     return err;
 }
+
+enum kv_err store_read_whole(struct store *store, const struct store_read_whole *args,
+                             uint8_t **bytes_out, struct kv_diag *diag) {
+    const uint64_t size = args->extent->raw_bytes;
+    uint8_t *bytes = kv_alloc_aligned(args->alloc, size, STORE_PAGE_BYTES);
+    if (bytes == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a %s of %llu bytes", args->label,
+                           (unsigned long long)size);
+    const struct iovec piece = {bytes, size};
+    struct store_read read = {.extent = args->extent,
+                              .pieces = &piece,
+                              .piece_count = 1,
+                              .verify = 1,
+                              .label = args->label};
+    const struct store_read_args one = {.reads = &read, .count = 1};
+    enum kv_err err = store_read(store, &one, args->stats, diag);
+    if (err == KV_OK)
+        *bytes_out = bytes;
+    else if (!read.in_doubt)
+        kv_alloc_release(args->alloc, bytes);
+    return err;
+}

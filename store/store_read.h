@@ -61,6 +61,19 @@ struct store_read_stats {
 enum kv_err store_read(struct store *store, const struct store_read_args *args,
                        struct store_read_stats *stats_out, struct kv_diag *diag);
 
+/* One extent as a whole, for what is looked at by the processor. */
+struct store_read_whole {
+    const struct store_extent *extent;
+    const struct kv_alloc *alloc;
+    const char *label;              /* not NULL */
+    struct store_read_stats *stats; /* may be NULL */
+};
+
+/* Page-aligned memory of `alloc` with the extent's verified bytes, the caller's to release. What a
+ * late read may still write to is kept for ever instead. Codes of store_read. */
+enum kv_err store_read_whole(struct store *store, const struct store_read_whole *args,
+                             uint8_t **bytes_out, struct kv_diag *diag);
+
 /* Reads and digests every extent of one record into memory of its own. Codes of store_get and
  * store_read; adds to *stats (may be NULL) instead of replacing it. */
 enum kv_err store_read_check(struct store *store, const void *key, size_t key_bytes,
