@@ -90,7 +90,12 @@ enum kv_err session_rewind(struct session *session, uint64_t n, struct kv_diag *
     cut_text(session, n);
     session->kept_end = n;
     session->logits_n_kv = 0;
+    /* A session of one pending token could not be saved: that token is read again. */
+#ifdef BREAK_REWIND_FIRST
     session->fed_end = n - session->n_kv > 1 ? n : session->n_kv;
+#else
+    session->fed_end = n - session->n_kv > 1 || session->n_kv == 0 ? n : session->n_kv;
+#endif
     session->last_used_ns = kv_clock_now_ns(session->engine->settings.clock);
     engine_inner_review(session);
     if (session->fed_end > session->n_kv)

@@ -79,7 +79,8 @@ enum kv_err snapshot_finish(struct snapshot *snapshot, struct snapshot_ticket *t
 enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
                           const struct snapshot_options *options, struct receipt *receipt_out,
                           struct kv_diag *diag);
-/* Saves with needles asked, then drops the session from the device. On error it stays resident. */
+/* Saves with needles asked, then drops the session from the device. On error it stays resident. One
+ * without tokens that was never saved is only dropped: a receipt of no operation. */
 enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
                            struct receipt *receipt_out, struct kv_diag *diag);
 /* Goes back to the first `n` tokens (session_rewind): a new lineage that shares the blocks which

@@ -4,7 +4,8 @@
  * leaves behind, chat turns that were ended in every way, documents cut to a length.
  * Not responsible for: the CLI around it (test_cli.c) or the parts below (their own tests).
  *
- * Fails with BREAK_LEAST_RECENT (the newest sleeps) and BREAK_OPEN_TURN (a cut answer stays open).
+ * Fails with BREAK_LEAST_RECENT (the newest sleeps) and BREAK_OPEN_TURN (a cut answer stays open),
+ * and where a test says so.
  */
 #include "tools/service.h"
 
@@ -263,6 +264,27 @@ static void sleep_does_not_change_an_answer(void **state) {
 }
 
 /* CASE-19: the session stays on the device and says what it said before. */
+/* BREAK_EMPTY_SLEEP refuses: a chat in which nothing was said could not be left by /sleep. */
+static void one_without_tokens_sleeps_without_a_trace(void **state) {
+    struct fixture *fixture = *state;
+    struct receipt receipt;
+    struct service_opened opened;
+    const struct service_lookup only_there = {.create = 0};
+    struct session *session = session_of(fixture, "empty", 1, SERVICE_NEW);
+    if (service_sleep(fixture->service, session, &receipt, &fixture->diag) != KV_OK)
+        fail_msg("sleep: %s", fixture->diag.text);
+    assert_int_equal(receipt.operation, 0);
+    assert_null(session_find(service_engine(fixture->service), "empty"));
+    assert_int_equal(
+        service_session(fixture->service, "empty", &only_there, &session, &opened, &fixture->diag),
+        KV_ERR_NOT_FOUND);
+    /* A save of it was asked for by name: that there is none is said. */
+    session = session_of(fixture, "empty", 1, SERVICE_NEW);
+    assert_int_equal(service_save(fixture->service, session, 1, &receipt, &fixture->diag),
+                     KV_ERR_INVALID);
+    assert_non_null(strstr(fixture->diag.text, "no tokens yet"));
+}
+
 static void a_save_that_fails_leaves_the_session_whole(void **state) {
     struct fixture *fixture = *state;
     struct receipt receipt;
@@ -337,7 +359,7 @@ static void opening_survives_every_failed_allocation(void **state) {
 TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(room_is_made_by_the_least_recently_used),
              TEST(too_much_room_is_refused_with_need_and_have),
              TEST(turns_are_closed_however_they_ended), TEST(a_document_is_cut_to_its_length),
-             TEST(sleep_does_not_change_an_answer),
+             TEST(sleep_does_not_change_an_answer), TEST(one_without_tokens_sleeps_without_a_trace),
              TEST(a_save_that_fails_leaves_the_session_whole),
              TEST(reading_only_wakes_but_never_writes),
              TEST(opening_survives_every_failed_allocation))

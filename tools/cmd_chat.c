@@ -353,7 +353,7 @@ static enum kv_err do_sleep(struct talk *talk, const char *rest, struct kv_diag 
     struct receipt receipt;
     (void)rest;
     enum kv_err err = service_sleep(talk->service, talk->session, &receipt, diag);
-    if (err == KV_OK)
+    if (err == KV_OK && receipt.operation != 0)
         receipt_print_line(&receipt, stderr);
     return err;
 }

@@ -140,10 +140,6 @@ static enum kv_err parse_place(struct cmd *cmd, struct session *session, uint64_
                            "--to %s: write a number of tokens, or turn:K as `coldplane show` "
                            "counts them",
                            text);
-    if (!is_turn && number < 2)
-        return kv_diag_set(diag, KV_ERR_INVALID,
-                           "--to %s: a session keeps at least 2 tokens; `coldplane rm` removes it",
-                           text);
     if (!is_turn) {
         *n_out = number;
     } else if (number <= info.role_count) {
