@@ -90,7 +90,8 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
 /* Goes back to the first `n` tokens (0 … info.n - 1) of an IDLE session. Within the window nothing
  * is computed again: the last token is pending (the only one of a session is prefilled). Further
  * back floor((n - 320) / 256) blocks stay and the tokens behind them, 256 to 511, are prefilled by
- * the next steps: never bit-equal to what they were. Needles whose fact stands behind `n` go. BUSY, INVALID. */
+ * the next steps: never bit-equal to what they were. Needles whose fact stands behind `n` go.
+ * BUSY, INVALID. */
 enum kv_err session_rewind(struct session *session, uint64_t n, struct kv_diag *diag);
 /* Other random numbers for what is sampled from now on. */
 void session_reseed(struct session *session, uint64_t seed);
