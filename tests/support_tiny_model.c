@@ -17,8 +17,10 @@ enum {
     BYTE_TOKENS = 256,
     CONTROL_TOKENS = 3,
     LLAMA3_TOKENS = 4,
+    REASONING_TOKENS = 2,
     VALUE_NORMAL = 1,
-    VALUE_CONTROL = 3
+    VALUE_CONTROL = 3,
+    VALUE_USER_DEFINED = 4
 };
 
 static const char *const controls[CONTROL_TOKENS] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
@@ -26,6 +28,9 @@ static const char *const controls[CONTROL_TOKENS] = {"<|endoftext|>", "<|im_star
 /* Among the fillers at the end of the vocabulary, so that Llama-3 templates can be tried. */
 static const char *const llama3_controls[LLAMA3_TOKENS] = {
     "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+
+/* Behind those, when asked for. */
+static const char *const reasoning_marks[REASONING_TOKENS] = {"<think>", "</think>"};
 
 /* Each merge makes one token; both halves are single bytes or earlier merges. `_` is a space. */
 static const char *const merges[][2] = {
@@ -155,7 +160,23 @@ static uint32_t vocab_count(void) {
     return (uint32_t)kv_round_up(CONTROL_TOKENS + BYTE_TOKENS + merges_used() + LLAMA3_TOKENS, 32);
 }
 
-static void put_vocabulary(struct build *build) {
+static const char *filler_text(const struct tiny_model_options *options, uint32_t i,
+                               char text[32]) {
+    if (i < LLAMA3_TOKENS)
+        return llama3_controls[i];
+    if (options->reasoning && i < LLAMA3_TOKENS + REASONING_TOKENS)
+        return reasoning_marks[i - LLAMA3_TOKENS];
+    snprintf(text, 32, "<|filler_%u|>", i);
+    return text;
+}
+
+static uint32_t filler_kind(const struct tiny_model_options *options, uint32_t i) {
+    return options->reasoning == 1 && i >= LLAMA3_TOKENS && i < LLAMA3_TOKENS + REASONING_TOKENS
+               ? VALUE_USER_DEFINED
+               : VALUE_CONTROL;
+}
+
+static void put_vocabulary(struct build *build, const struct tiny_model_options *options) {
     char text[64];
     uint32_t filler = vocab_count() - CONTROL_TOKENS - BYTE_TOKENS - merges_used();
     put_key(build, "tokenizer.ggml.tokens", GGUF_KIND_ARRAY);
@@ -173,17 +194,18 @@ static void put_vocabulary(struct build *build) {
         put_text(build, text, used);
     }
     for (uint32_t i = 0; i < filler; i++) {
-        int used = i < LLAMA3_TOKENS ? snprintf(text, sizeof text, "%s", llama3_controls[i])
-                                     : snprintf(text, sizeof text, "<|filler_%u|>", i);
-        put_text(build, text, (size_t)used);
+        char room[32];
+        const char *word = filler_text(options, i, room);
+        put_text(build, word, strlen(word));
     }
     put_key(build, "tokenizer.ggml.token_type", GGUF_KIND_ARRAY);
     kv_write_u32(&build->writer, GGUF_KIND_I32);
     kv_write_u64(&build->writer, vocab_count());
     for (uint32_t i = 0; i < vocab_count(); i++)
-        kv_write_u32(&build->writer, i < CONTROL_TOKENS || i >= vocab_count() - filler
-                                         ? VALUE_CONTROL
-                                         : VALUE_NORMAL);
+        kv_write_u32(&build->writer, i < CONTROL_TOKENS ? VALUE_CONTROL
+                                     : i < vocab_count() - filler
+                                         ? VALUE_NORMAL
+                                         : filler_kind(options, i + filler - vocab_count()));
     put_key(build, "tokenizer.ggml.merges", GGUF_KIND_ARRAY);
     kv_write_u32(&build->writer, GGUF_KIND_STRING);
     kv_write_u64(&build->writer, merges_used());
@@ -214,7 +236,7 @@ static void put_keys(struct build *build) {
     put_f32(build, ".attention.layer_norm_rms_epsilon", 1e-5f);
     put_string(build, "tokenizer.ggml.model", "gpt2");
     put_string(build, "tokenizer.ggml.pre", options->pre);
-    put_vocabulary(build);
+    put_vocabulary(build, options);
     put_u32(build, "tokenizer.ggml.bos_token_id", 1);
     put_u32(build, "tokenizer.ggml.eos_token_id", 2);
     put_u32(build, "tokenizer.ggml.unknown_token_id", 0);

@@ -31,6 +31,7 @@ struct tiny_model_options {
     const char *pre;      /* pre-tokenizer, such as "smollm" */
     const char *template; /* chat template, or NULL for none */
     const char *architecture;
+    int reasoning;         /* adds <think> and </think>: 1 as user-defined tokens, 2 as control */
     const char *extra_key; /* one more key, or NULL: a text, or a u32 when extra_text is NULL */
     const char *extra_text;
     uint32_t extra_number;
