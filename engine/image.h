@@ -20,6 +20,7 @@
 enum {
     IMAGE_VERSION = 2, /* 1 is written where there are no probes */
     IMAGE_NAME_BYTES_MAX = 128,
+    IMAGE_OWNER_BYTES = 16, /* whose session it is: kept with its name, not in the image */
     IMAGE_TOKENS_MAX = 1048576,
     IMAGE_NEEDLES_MAX = 256,
     IMAGE_SPANS_MAX = 8, /* statements of one needle's fact */

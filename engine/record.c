@@ -11,6 +11,8 @@
 #include <assert.h>
 #include <string.h>
 
+enum { OTHERS_VERSION = 2 }; /* of all records but names */
+
 static struct record_key key_of(char kind, const void *rest, size_t size) {
     struct record_key key = {{(uint8_t)kind}, (uint32_t)(1 + size)};
     assert(size < RECORD_KEY_BYTES_MAX);
@@ -73,13 +75,17 @@ static void put_name_text(struct kv_writer *writer, const char *name) {
 }
 
 uint32_t record_put_name(const struct record_name *record, uint8_t *out) {
+    static const uint8_t nobody[IMAGE_OWNER_BYTES];
     uint8_t flags = (uint8_t)((record->may_expire != 0) | (record->pinned != 0) << 1);
-    struct kv_writer writer = writer_of(out, flags != 0 ? 2 : 1);
+    int owned = memcmp(record->owner, nobody, sizeof nobody) != 0;
+    struct kv_writer writer = writer_of(out, owned ? 3 : flags != 0 ? 2 : 1);
     kv_write_u64(&writer, record->snapshot);
     kv_write_u64(&writer, record->lineage);
     kv_write_u64(&writer, record->updated_ns);
-    if (flags != 0)
+    if (flags != 0 || owned)
         kv_write_u8(&writer, flags);
+    if (owned)
+        kv_write_bytes(&writer, record->owner, sizeof nobody);
     return size_of(&writer);
 }
 
@@ -139,21 +145,26 @@ uint32_t record_put_lineage(const struct record_lineage *record, uint8_t *out) {
 /* The reader stands behind the version byte when KV_OK is returned. */
 static enum kv_err begin(struct kv_reader *reader, const void *value, size_t size, const char *what,
                          struct kv_diag *diag) {
+    int newest = strcmp(what, "name") == 0 ? RECORD_VERSION : OTHERS_VERSION;
     kv_reader_init(reader, value, size);
     uint8_t version = kv_read_u8(reader);
     if (reader->failed || version == 0)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "%s record: empty or without a version", what);
-    if (version > RECORD_VERSION)
+    if (version > newest)
         return kv_diag_set(diag, KV_ERR_VERSION,
                            "%s record: needs version %u, this program reads up to %d: "
                            "use a newer program",
-                           what, version, RECORD_VERSION);
+                           what, version, newest);
     return KV_OK;
 }
 
-/* Behind begin: whether the value is of version 2. */
+/* Behind begin. */
+static int version_of(const void *value) {
+    return ((const uint8_t *)value)[0];
+}
+
 static int is_second(const void *value) {
-    return ((const uint8_t *)value)[0] == 2;
+    return version_of(value) == 2;
 }
 
 static enum kv_err end(const struct kv_reader *reader, int sound, const char *what,
@@ -195,11 +206,18 @@ enum kv_err record_get_name(const void *value, size_t size, struct record_name *
     record.snapshot = kv_read_u64(&reader);
     record.lineage = kv_read_u64(&reader);
     record.updated_ns = kv_read_u64(&reader);
-    uint8_t flags = is_second(value) ? kv_read_u8(&reader) : 0;
+    uint8_t flags = version_of(value) > 1 ? kv_read_u8(&reader) : 0;
     record.may_expire = flags & 1;
     record.pinned = flags >> 1 & 1;
     int sound = record.snapshot != 0 && record.lineage != 0 && flags <= 3 &&
-                (flags != 0) == is_second(value);
+                (flags != 0 || !is_second(value));
+    if (version_of(value) > 2) {
+        static const uint8_t nobody[IMAGE_OWNER_BYTES];
+        const uint8_t *owner = kv_read_bytes(&reader, sizeof record.owner);
+        if (owner != NULL)
+            memcpy(record.owner, owner, sizeof record.owner);
+        sound &= memcmp(record.owner, nobody, sizeof nobody) != 0;
+    }
     err = end(&reader, sound, "name", diag);
     if (err == KV_OK)
         *out = record;

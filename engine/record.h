@@ -12,7 +12,8 @@
  *
  * Every value starts with a version byte; a newer one is KV_ERR_VERSION. A value is written in the
  * oldest version that can say it; version 2 says a tag, a pin, a parent, planes that have left, or
- * that it may expire. Ids are random 64-bit numbers that are not in use, never 0.
+ * that it may expire; version 3 says an owner. Ids are random 64-bit numbers that are not in use,
+ * never 0.
  *
  * A lineage with a parent and a cut has blocks of its own from the cut on; those below are the
  * parent's, which owns at least the block before the cut. So cuts fall from a lineage to its
@@ -33,7 +34,7 @@
 #include "store/base/diag.h"
 #include "store/base/digest.h"
 
-enum { RECORD_VERSION = 2, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 384 };
+enum { RECORD_VERSION = 3, RECORD_KEY_BYTES_MAX = 160, RECORD_VALUE_BYTES_MAX = 384 };
 enum { RECORD_TAG_BYTES_MAX = 64 };
 /* Kinds of extents that are not streams: an image; the ids of a block's tokens (u32 each). */
 enum { RECORD_KIND_IMAGE = 16, RECORD_KIND_IDS = 17, RECORD_IDS_BYTES = 4 * LAYOUT_BLOCK_TOKENS };
@@ -57,6 +58,7 @@ struct record_name {
     uint64_t updated_ns;
     int may_expire; /* its last snapshot may go when the budget is reached; a save takes it away */
     int pinned;     /* stays on the device, and is not removed, degraded or expired */
+    uint8_t owner[IMAGE_OWNER_BYTES]; /* zeros: the operator */
 };
 struct record_snapshot {
     char name[IMAGE_NAME_BYTES_MAX + 1];

@@ -79,6 +79,7 @@ struct transfer_durable {
     int head_explicit;    /* the head was asked for by name and stays */
     int head_kept;        /* the session went back: the next save gives the head a tag */
     int pinned;           /* not to be put to sleep for others */
+    uint8_t owner[IMAGE_OWNER_BYTES]; /* of a session that has no head yet, else as stored */
     int trim_pending;     /* first batch after a wake deletes blocks beyond block_count */
     uint32_t block_count; /* blocks of this lineage known durable, in order */
     struct kv_digest block_chain;

@@ -141,6 +141,7 @@ enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, c
     if (err != KV_OK)
         return err;
     plan_out->pinned = head.pinned;
+    memcpy(plan_out->owner, head.owner, sizeof head.owner);
     plan_out->snapshot = snapshot != 0 ? snapshot : head.snapshot;
     err = read_snapshot(store, name, plan_out, diag);
     if (err == KV_OK && plan_out->snapshot == head.snapshot &&

@@ -26,6 +26,7 @@ struct rest_plan {
     const struct kv_alloc *alloc;
     uint64_t snapshot;
     int pinned;
+    uint8_t owner[IMAGE_OWNER_BYTES];
     struct record_snapshot record;
     struct image image;
     struct rest_plan_block *blocks; /* [image.block_count] */

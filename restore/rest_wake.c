@@ -61,8 +61,13 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
     if (err != KV_OK)
         return err;
     describe(wake);
-    if (session_find(source->engine, name) != NULL)
-        return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
+    if (wake->options->as != NULL) {
+        memset(wake->plan.image.name, 0, sizeof wake->plan.image.name);
+        copy_text(wake->plan.image.name, sizeof wake->plan.image.name, wake->options->as);
+    }
+    if (session_find(source->engine, wake->plan.image.name) != NULL)
+        return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already",
+                           wake->plan.image.name);
     KV_TRY(image_compatible(&wake->plan.image.model, &wake->model.identity, diag));
     KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
     describe_tiers(wake);
@@ -105,6 +110,7 @@ static void remember(const struct wake *wake) {
     durable->head_explicit = wake->plan.record.is_explicit;
     durable->trim_pending = 1;
     durable->pinned = wake->plan.pinned;
+    memcpy(durable->owner, wake->plan.owner, sizeof durable->owner);
     durable->block_count = image->block_count;
     durable->block_chain = image->block_chain;
     durable->root = wake->plan.record.root;

@@ -34,6 +34,9 @@ struct restore_options {
     uint32_t probes_max; /* so many of the probes are asked, 0: none */
     uint64_t snapshot; /* one of the session's older ones, 0: its head. What was woken from an older
                             one cannot be saved: its head stands elsewhere */
+    /* Another name for the session on the device, NULL: its own. Such a session cannot be saved
+     * before snapshot_branch has made it a new one. */
+    const char *as;
     restore_progress progress;
     void *progress_context;
 };

@@ -76,6 +76,27 @@ static enum kv_err put_lineage(struct store_batch *batch, uint64_t lineage,
     return put_record(batch, &key, value, record_put_lineage(record, value), diag);
 }
 
+enum kv_err snap_commit_branch(struct snapshot *snapshot, const struct transfer_durable *durable,
+                               const char *name, struct kv_diag *diag) {
+    struct record_lineage record = {.parent = durable->parent, .cut = durable->cut};
+    struct store_batch *batch = NULL;
+    if (durable->cut == 0)
+        return KV_OK;
+    memcpy(record.name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+    enum kv_err err =
+        store_batch_begin(snapshot->store, 2 * SNAP_COMMIT_RECORD_BYTES, &batch, diag);
+    if (err != KV_OK)
+        return err;
+    store_batch_cause(batch, STORE_CAUSE_SAVE);
+#ifndef BREAK_BRANCH_RECORD
+    err = put_lineage(batch, durable->lineage, &record, diag);
+#endif
+    if (err == KV_OK)
+        return store_batch_commit(batch, NULL, diag);
+    store_batch_abandon(batch);
+    return err;
+}
+
 /* --- blocks */
 
 /* The block's parts in memory of the processor, where they are not there already: the store takes
@@ -324,6 +345,7 @@ struct save {
     int replaces;    /* the head before goes in this batch */
     int keeps;       /* the head before gets a tag in this batch */
     int pinned;
+    uint8_t owner[IMAGE_OWNER_BYTES];
     struct record_snapshot kept; /* with its tag */
     uint8_t *image_bytes;
     size_t image_size;
@@ -345,6 +367,22 @@ static enum kv_err check_line(const struct save *save) {
                        image->name, save->line->block_count, image->block_count);
 }
 
+/* Until its first save a branch has nothing but its lineage to hold what it shares: where the
+ * session that it came from was removed and gc has run, there is nothing to be saved on. */
+static enum kv_err check_shared(const struct save *save) {
+    const struct snap_line *line = save->line;
+    struct record_key key = record_key_block(line->parent, (uint32_t)line->cut - 1);
+    int exists = 0;
+    if (save->ticket->before.snapshot != 0 || line->cut == 0)
+        return KV_OK;
+    enum kv_err err = store_exists(save->snapshot->store, key.bytes, key.size, &exists, save->diag);
+    if (err == KV_OK && !exists)
+        err = kv_diag_set(save->diag, KV_ERR_NOT_FOUND,
+                          "session %s shares blocks of one that was removed before this was saved",
+                          line->name);
+    return err;
+}
+
 /* Invariant 7. */
 static enum kv_err check_head(struct save *save) {
     const struct transfer_durable *before = &save->ticket->before;
@@ -353,6 +391,11 @@ static enum kv_err check_head(struct save *save) {
     if (err != KV_OK && err != KV_ERR_NOT_FOUND)
         return err;
     save->pinned = head.pinned;
+#ifdef BREAK_OWNER_SAVE
+    memcpy(save->owner, before->snapshot == 0 ? before->owner : save->owner, sizeof save->owner);
+#else
+    memcpy(save->owner, before->snapshot != 0 ? head.owner : before->owner, sizeof save->owner);
+#endif
 #ifdef BREAK_HEAD
     return KV_OK;
 #endif
@@ -518,10 +561,11 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
     enum kv_err err = store_batch_put(save->gc.batch, &put, save->diag);
     if (err != KV_OK)
         return err;
-    const struct record_name head = {.snapshot = save->id,
-                                     .lineage = image->lineage,
-                                     .updated_ns = image->created_ns,
-                                     .pinned = save->pinned};
+    struct record_name head = {.snapshot = save->id,
+                               .lineage = image->lineage,
+                               .updated_ns = image->created_ns,
+                               .pinned = save->pinned};
+    memcpy(head.owner, save->owner, sizeof head.owner);
     key = record_key_name(image->name);
     uint32_t size = record_put_name(&head, value);
     err = put_record(save->gc.batch, &key, value, size, save->diag);
@@ -610,6 +654,7 @@ static enum kv_err run_save(struct save *save) {
     struct store_commit_stats stats = {0};
     enum kv_err err = KV_OK;
     KV_TRY(check_line(save));
+    KV_TRY(check_shared(save));
     KV_TRY(check_head(save));
     KV_TRY(read_lineage(save));
     KV_TRY(make_image(save));

@@ -83,10 +83,12 @@ static enum kv_err put_lineage(struct importing *importing, uint32_t snapshot_co
 
 static enum kv_err put_name(struct importing *importing, uint64_t snapshot, struct kv_diag *diag) {
     const struct image *image = &importing->image;
-    const struct record_name head = {
+    struct record_name head = {
         .snapshot = snapshot, .lineage = image->lineage, .updated_ns = image->created_ns};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_name(image->name);
+    if (importing->args->owner != NULL)
+        memcpy(head.owner, importing->args->owner, sizeof head.owner);
     const struct store_put name = {.value = value, .value_bytes = record_put_name(&head, value)};
     return put(importing, &key, &name, diag);
 }

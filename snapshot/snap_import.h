@@ -20,6 +20,7 @@ struct snap_import_args {
     struct store *store;
     struct snap_take_args take; /* without visitor */
     const char *name;           /* NULL: the one in the file */
+    const uint8_t *owner;       /* whose it becomes, IMAGE_OWNER_BYTES; NULL: the operator's */
     uint64_t batch_bytes;       /* a batch of blocks ends when it has so many */
 };
 /* The usual size: few syncs, and little to write again after a kill. */

@@ -90,6 +90,17 @@ static void find_parent(struct store *store, struct snapshot_entry *entry) {
     }
 }
 
+enum kv_err snapshot_owner(struct store *store, const char *name,
+                           uint8_t owner_out[IMAGE_OWNER_BYTES], struct kv_diag *diag) {
+    struct record_name record;
+    enum kv_err err = session_check_name(name, diag);
+    if (err == KV_OK)
+        err = snap_gc_name(store, name, &record, diag);
+    if (err == KV_OK)
+        memcpy(owner_out, record.owner, IMAGE_OWNER_BYTES);
+    return err;
+}
+
 enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct snapshot_entry *entry_out, struct kv_diag *diag) {
     (void)alloc;
@@ -109,6 +120,7 @@ enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, con
     entry.snapshot = record.snapshot;
     entry.may_expire = record.may_expire;
     entry.pinned = record.pinned;
+    memcpy(entry.owner, record.owner, sizeof entry.owner);
     entry.used_ns = record.updated_ns;
     count_bytes(store, &entry);
     (void)snap_tree_walk(store, name, count_snapshot, &entry, NULL);

@@ -8,6 +8,7 @@
 
 #include "engine/needle.h"
 #include "engine/probe.h"
+#include "snapshot/snap_commit.h"
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_retain.h"
 #include "snapshot/snap_spill.h"
@@ -321,6 +322,33 @@ enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
     return save(snapshot, session, options, receipt_out, diag);
 }
 
+/* --- going back */
+
+/* The head of a session that is saved as it is: BUSY otherwise. */
+static enum kv_err read_head(struct snapshot *snapshot, struct session *session,
+                             struct record_snapshot *head_out, struct kv_diag *diag) {
+    const struct transfer_durable *durable = transfer_durable(session);
+    struct session_info info;
+    session_info(session, &info);
+    if (durable->snapshot == 0)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session %s is not saved yet: save it first",
+                           info.name);
+    enum kv_err err = snap_gc_snapshot(snapshot->store, durable->snapshot, head_out, diag);
+    if (err == KV_OK && (head_out->n != info.n || head_out->n_kv != info.n_kv))
+        err = kv_diag_set(diag, KV_ERR_BUSY,
+                          "session %s has %llu tokens and %llu of them are saved: save it first",
+                          info.name, (unsigned long long)info.n, (unsigned long long)head_out->n);
+    return err;
+}
+
+/* Blocks that stay when session_rewind goes back to `n`. */
+static uint32_t blocks_kept(const struct session_info *info, uint64_t n) {
+    uint64_t pending = n > 0 ? n - 1 : 0;
+    return layout_sealed_blocks(pending) == info->blocks || n == info->n
+               ? info->blocks
+               : (uint32_t)layout_sealed_blocks(n);
+}
+
 enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, uint64_t n,
                             struct kv_diag *diag) {
     struct transfer_durable *durable = transfer_durable(session);
@@ -332,18 +360,8 @@ enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, 
     snapshot_drain(snapshot);
     settle(snapshot);
     session_info(session, &info);
-    if (durable->snapshot == 0)
-        return kv_diag_set(diag, KV_ERR_BUSY, "session %s is not saved yet: save it first",
-                           info.name);
-    KV_TRY(snap_gc_snapshot(snapshot->store, durable->snapshot, &head, diag));
-    if (head.n != info.n || head.n_kv != info.n_kv)
-        return kv_diag_set(diag, KV_ERR_BUSY,
-                           "session %s has %llu tokens and %llu of them are saved: save it first",
-                           info.name, (unsigned long long)info.n, (unsigned long long)head.n);
-    uint64_t pending = n > 0 ? n - 1 : 0;
-    uint32_t keep = layout_sealed_blocks(pending) == info.blocks
-                        ? info.blocks
-                        : (uint32_t)layout_sealed_blocks(n);
+    KV_TRY(read_head(snapshot, session, &head, diag));
+    uint32_t keep = blocks_kept(&info, n);
     /* Everything that can fail comes before the session changes. */
     after.lineage = head.lineage;
     KV_TRY(snap_line_go_back(snapshot->store, keep, &after, diag));
@@ -353,6 +371,44 @@ enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, 
     session_info(session, &info);
     snap_line_forget_pages(&after, keep == durable->block_count ? info.n_kv : 0, info.n_kv);
     *durable = after;
+done:
+    return err;
+}
+
+enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, uint64_t n,
+                            struct kv_diag *diag) {
+    struct transfer_durable after = *transfer_durable(session);
+    struct session_info info;
+    struct record_snapshot head;
+    struct snap_line *line = NULL;
+    int exists = 0;
+    enum kv_err err = KV_OK;
+    snapshot_drain(snapshot);
+    settle(snapshot);
+    session_info(session, &info);
+    KV_TRY(read_head(snapshot, session, &head, diag));
+    struct record_key key = record_key_name(info.name);
+    KV_TRY(store_exists(snapshot->store, key.bytes, key.size, &exists, diag));
+    if (exists)
+        KV_TRY(kv_diag_set(diag, KV_ERR_EXISTS, "a stored session has the name %s", info.name));
+    if (n == 0 || n > info.n)
+        KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
+                           "session %s has %llu tokens: none of its own can begin with %llu",
+                           info.name, (unsigned long long)info.n, (unsigned long long)n));
+    after.lineage = head.lineage;
+    KV_TRY(snap_line_go_back(snapshot->store, blocks_kept(&info, n), &after, diag));
+    KV_TRY(snap_line_fresh_id(snapshot->store, record_key_lineage, &after.lineage, diag));
+    KV_TRY(snap_commit_branch(snapshot, &after, info.name, diag));
+    if (n < info.n)
+        KV_TRY(session_rewind(session, n, diag));
+    after.snapshot = after.n_kv = 0;
+    after.head_explicit = after.head_kept = after.pinned = 0;
+    after.sinks.page_id = 0;
+    after.page_count = 0;
+    memset(&after.root, 0, sizeof after.root);
+    *transfer_durable(session) = after;
+    /* From now on gc sees that its lineage is in use. */
+    err = snap_line_of(&snapshot->lines, session, &line, diag);
 done:
     return err;
 }

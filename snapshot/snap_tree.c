@@ -219,6 +219,7 @@ struct branch {
     struct snap_image image;
     uint64_t snapshot;
     struct record_lineage lineage;
+    struct record_name source; /* as it stands; whose it is goes with the text */
 };
 
 static enum kv_err make_branch(const struct snap_tree *tree, const struct snap_tree_place *place,
@@ -226,6 +227,7 @@ static enum kv_err make_branch(const struct snap_tree *tree, const struct snap_t
     struct snap_image *image = &branch->image;
     uint64_t source = 0;
     enum kv_err err = KV_OK;
+    KV_TRY(snap_gc_name(tree->store, place->name, &branch->source, diag));
     KV_TRY(snap_tree_find(tree->store, place, &source, NULL, diag));
     KV_TRY(snap_image_read(tree->store, tree->alloc, source, image, diag));
     uint32_t cut = image->record.block_count;
@@ -253,11 +255,12 @@ done:
 
 static enum kv_err put_branch(struct change *change, const struct branch *branch, int pinned) {
     const struct record_snapshot *record = &branch->image.record;
-    const struct record_name head = {.snapshot = branch->snapshot,
-                                     .lineage = record->lineage,
-                                     .updated_ns = record->created_ns,
-                                     .pinned = pinned};
+    struct record_name head = {.snapshot = branch->snapshot,
+                               .lineage = record->lineage,
+                               .updated_ns = record->created_ns,
+                               .pinned = pinned};
     enum kv_err err = KV_OK;
+    memcpy(head.owner, branch->source.owner, sizeof head.owner);
     KV_TRY(snap_image_put(change->gc.batch, branch->snapshot, &branch->image, change->diag));
     KV_TRY(put_name(change, record->name, &head));
     KV_TRY(put_lineage(change, record->lineage, &branch->lineage));

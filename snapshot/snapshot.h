@@ -88,6 +88,12 @@ enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
  * it is: BUSY otherwise. What is to be prefilled again is stepped by the caller. CORRUPT, IO. */
 enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, uint64_t n,
                             struct kv_diag *diag);
+/* Makes a session that restore_wake gave another name, and that has done nothing since, a new one
+ * of its first `n` tokens (1 … all): a lineage of its own that shares the blocks which stay, as
+ * snapshot_rewind leaves it. The session that it came from is as it was. It is stored by its first
+ * save; until then its lineage alone keeps the shared blocks. EXISTS when its name is stored. */
+enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, uint64_t n,
+                            struct kv_diag *diag);
 /* Waits until nothing is queued. */
 void snapshot_drain(struct snapshot *snapshot);
 
@@ -102,6 +108,7 @@ struct snapshot_entry {
     uint32_t dropped;        /* these planes, by mask */
     int may_expire;          /* `expire` has named it */
     int pinned;
+    uint8_t owner[IMAGE_OWNER_BYTES];      /* zeros: the operator */
     uint64_t used_ns;                      /* when its head last moved */
     char parent[IMAGE_NAME_BYTES_MAX + 1]; /* whose lineage it was cut from, as that was called
                                               then; "" when from nobody else's */
@@ -112,6 +119,10 @@ enum kv_err snapshot_list(struct store *store, const struct kv_alloc *alloc, sna
                           void *context, struct kv_diag *diag);
 enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct snapshot_entry *entry_out, struct kv_diag *diag);
+/* Whose it is, from its name's record alone: so asking for another one's takes no longer for a long
+ * one. NOT_FOUND. */
+enum kv_err snapshot_owner(struct store *store, const char *name,
+                           uint8_t owner_out[IMAGE_OWNER_BYTES], struct kv_diag *diag);
 /* Deletes the name, its snapshots and what no other session shares of their blocks and pages, in
  * one batch. NOT_FOUND, BUSY (pinned). */
 enum kv_err snapshot_remove(struct store *store, const struct kv_alloc *alloc, const char *name,

@@ -115,6 +115,18 @@ static void versions_say_what_is_needed(void **state) {
     assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
     assert_int_equal(name_back.pinned, 1);
     assert_int_equal(name_back.may_expire, 0);
+    for (int pinned = 0; pinned < 2; pinned++) {
+        name.pinned = pinned;
+        name.owner[IMAGE_OWNER_BYTES - 1] = 7;
+        size = record_put_name(&name, value);
+        assert_int_equal(value[0], 3);
+        assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_OK);
+        assert_int_equal(name_back.pinned, pinned);
+        assert_memory_equal(name_back.owner, name.owner, IMAGE_OWNER_BYTES);
+        value[size - 1] = 0; /* nobody's is version 1 or 2 */
+        assert_int_equal(record_get_name(value, size, &name_back, NULL), KV_ERR_CORRUPT);
+        assert_int_equal(record_get_name(value, size - 1, &name_back, NULL), KV_ERR_CORRUPT);
+    }
     size = record_put_lineage(&lineage, value);
     assert_int_equal(value[0], 2);
     assert_int_equal(record_get_lineage(value, size, &lineage_back, NULL), KV_OK);
@@ -128,6 +140,8 @@ static void versions_say_what_is_needed(void **state) {
     size = record_put_page(&page, value);
     value[0] = 2;
     assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_ERR_CORRUPT);
+    value[0] = 3; /* only names have one */
+    assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_ERR_VERSION);
 }
 
 /* Lineage 9 is cut at block 7 from 8, that at 3 from 7, which has no parent. */

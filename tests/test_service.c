@@ -4,8 +4,8 @@
  * leaves behind, chat turns that were ended in every way, documents cut to a length.
  * Not responsible for: the CLI around it (test_cli.c) or the parts below (their own tests).
  *
- * Fails with BREAK_LEAST_RECENT (the newest sleeps) and BREAK_OPEN_TURN (a cut answer stays open),
- * and where a test says so.
+ * Fails with BREAK_FOREIGN_NAME (a name is anybody's), BREAK_LEAST_RECENT (the newest sleeps) and
+ * BREAK_OPEN_TURN (a cut answer stays open), and where a test says so.
  */
 #include "tools/service.h"
 
@@ -146,6 +146,35 @@ static uint32_t residents(struct fixture *fixture) {
 }
 
 /* More sessions than slots: the least recently used sleep, all come back as themselves. */
+static enum kv_err lookup_as(struct fixture *fixture, const char *name, const uint8_t *owner) {
+    struct session *session = NULL;
+    struct service_opened opened;
+    const struct service_lookup lookup = {.create = 1, .owner = owner};
+    return service_session(fixture->service, name, &lookup, &session, &opened, &fixture->diag);
+}
+
+/* Awake, asleep and by whoever asks first: another owner's name is nowhere. */
+static void names_belong_to_an_owner(void **state) {
+    struct fixture *fixture = *state;
+    static const uint8_t alice[IMAGE_OWNER_BYTES] = {1}, bob[IMAGE_OWNER_BYTES] = {2};
+    static const uint8_t nobody[IMAGE_OWNER_BYTES];
+    struct receipt receipt;
+    assert_int_equal(lookup_as(fixture, "hers", alice), KV_OK);
+    struct session *session = session_of(fixture, "hers", 0, SERVICE_RESIDENT);
+    assert_int_equal(lookup_as(fixture, "hers", bob), KV_ERR_NOT_FOUND);
+    assert_int_equal(lookup_as(fixture, "hers", nobody), KV_ERR_NOT_FOUND);
+    say(fixture, session, "hello", 3, NULL);
+    assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag), KV_OK);
+    assert_int_equal(lookup_as(fixture, "hers", bob), KV_ERR_NOT_FOUND);
+    assert_int_equal(lookup_as(fixture, "hers", nobody), KV_ERR_NOT_FOUND);
+    assert_non_null(strstr(fixture->diag.text, "not in this store"));
+    assert_null(session_find(service_engine(fixture->service), "hers"));
+    assert_int_equal(lookup_as(fixture, "hers", alice), KV_OK);
+    (void)session_of(fixture, "mine", 1, SERVICE_NEW);
+    assert_int_equal(lookup_as(fixture, "mine", bob), KV_ERR_NOT_FOUND);
+    assert_int_equal(lookup_as(fixture, "mine", nobody), KV_OK);
+}
+
 static void room_is_made_by_the_least_recently_used(void **state) {
     struct fixture *fixture = *state;
     enum { SESSIONS = 8 };
@@ -356,7 +385,8 @@ static void opening_survives_every_failed_allocation(void **state) {
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
 
-TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(room_is_made_by_the_least_recently_used),
+TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner),
+             TEST(room_is_made_by_the_least_recently_used),
              TEST(too_much_room_is_refused_with_need_and_have),
              TEST(turns_are_closed_however_they_ended), TEST(a_document_is_cut_to_its_length),
              TEST(sleep_does_not_change_an_answer), TEST(one_without_tokens_sleeps_without_a_trace),

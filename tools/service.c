@@ -428,39 +428,66 @@ void service_settle(struct service *service) {
     snap_tend_settle(service->tend);
 }
 
+/* NOT_FOUND, without a sentence, when it is nowhere. */
+static enum kv_err owner_of(struct service *service, const char *name,
+                            uint8_t owner_out[IMAGE_OWNER_BYTES], struct kv_diag *diag) {
+    struct session *session = session_find(service->engine, name);
+    if (session == NULL)
+        return snapshot_owner(service->store, name, owner_out, diag);
+    memcpy(owner_out, transfer_durable(session)->owner, IMAGE_OWNER_BYTES);
+    return KV_OK;
+}
+
+static enum kv_err not_here(const char *name, struct kv_diag *diag) {
+    return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                       "session %s: not in this store; `coldplane ls` lists what is there", name);
+}
+
+static enum kv_err create_session(struct service *service, const char *name, const uint8_t *owner,
+                                  struct session **session_out, struct kv_diag *diag) {
+    const struct session_settings settings = {
+        .name = name, .policy = service->policy, .sampler = service->sampler};
+    enum kv_err err = session_create(service->engine, &settings, session_out, diag);
+    if (err == KV_OK && owner != NULL)
+        memcpy(transfer_durable(*session_out)->owner, owner, IMAGE_OWNER_BYTES);
+    return err;
+}
+
 enum kv_err service_session(struct service *service, const char *name,
                             const struct service_lookup *lookup, struct session **session_out,
                             struct service_opened *opened_out, struct kv_diag *diag) {
-    struct snapshot_entry entry;
+    uint8_t owner[IMAGE_OWNER_BYTES];
     snap_tend_settle(service->tend);
     memset(opened_out, 0, sizeof *opened_out);
     opened_out->found = SERVICE_RESIDENT;
     enum kv_err err = session_check_name(name, diag);
     if (err != KV_OK)
         return err;
+    err = owner_of(service, name, owner, diag);
+    if (err != KV_OK && err != KV_ERR_NOT_FOUND)
+        return err;
+    if (err == KV_ERR_NOT_FOUND && lookup->create) {
+        opened_out->found = SERVICE_NEW;
+        return create_session(service, name, lookup->owner, session_out, diag);
+    }
+    int foreign =
+        err == KV_OK && lookup->owner != NULL && memcmp(owner, lookup->owner, sizeof owner) != 0;
+#ifdef BREAK_FOREIGN_NAME
+    foreign = 0;
+#endif
+    if (err != KV_OK || foreign)
+        return not_here(name, diag);
     *session_out = session_find(service->engine, name);
     if (*session_out != NULL)
         return KV_OK;
-    err = snapshot_find(service->store, &service->alloc, name, &entry, diag);
-    if (err == KV_OK) {
-        struct restore_options options = {.skip_needles = lookup->skip_needles,
-                                          .probes_max = lookup->skip_needles ? 0 : service->probes,
-                                          .snapshot = lookup->snapshot,
-                                          .progress = lookup->progress,
-                                          .progress_context = lookup->progress_context};
-        opened_out->found = SERVICE_WOKEN;
-        return service_wake(service, name, &options, session_out, &opened_out->receipt, diag);
-    }
-    if (err != KV_ERR_NOT_FOUND)
-        return err;
-    if (!lookup->create)
-        return kv_diag_set(diag, KV_ERR_NOT_FOUND,
-                           "session %s: not in this store; `coldplane ls` lists what is there",
-                           name);
-    struct session_settings settings = {
-        .name = name, .policy = service->policy, .sampler = service->sampler};
-    opened_out->found = SERVICE_NEW;
-    return session_create(service->engine, &settings, session_out, diag);
+    const struct restore_options options = {.skip_needles = lookup->skip_needles,
+                                            .probes_max =
+                                                lookup->skip_needles ? 0 : service->probes,
+                                            .snapshot = lookup->snapshot,
+                                            .progress = lookup->progress,
+                                            .progress_context = lookup->progress_context};
+    opened_out->found = SERVICE_WOKEN;
+    return service_wake(service, name, &options, session_out, &opened_out->receipt, diag);
 }
 
 static enum kv_err need_writer(const struct service *service, struct kv_diag *diag) {

@@ -97,7 +97,10 @@ enum service_found { SERVICE_RESIDENT, SERVICE_WOKEN, SERVICE_NEW };
 struct service_lookup {
     int create; /* 1: a name that is nowhere becomes a new session; 0: NOT_FOUND */
     int skip_needles;
-    uint64_t snapshot;         /* an older one of the session, 0: its head */
+    uint64_t snapshot; /* an older one of the session, 0: its head */
+    /* IMAGE_OWNER_BYTES: only a session of this owner is found, another's is NOT_FOUND, a new one
+     * becomes this owner's. NULL: anybody's, and a new one is the operator's. */
+    const uint8_t *owner;
     restore_progress progress; /* may be NULL */
     void *progress_context;
 };
