@@ -263,7 +263,7 @@ sweep: setup
 	@$(MAKE_ALL) $B/tests/sweep $B/tests/flips $B/tests/branches
 	@$B/tests/sweep $(STRIDE)
 	@$B/tests/flips 1000
-	@$B/tests/branches 1000
+	@$B/tests/branches 3000
 
 sim: setup
 	@$(MAKE_ALL) $B/tests/sim
