@@ -107,8 +107,11 @@ void life_open(const struct life_options *options, struct life *life_out) {
     life.hook = kv_alloc_zeroed(kv_alloc_system(), 1, sizeof *life.hook);
     assert_non_null(life.hook);
     open_engine(options, &life);
-    life.source =
-        (struct restore_source){life.store, life.engine, kv_alloc_system(), kv_clock_system()};
+    life.source = (struct restore_source){.store = life.store,
+                                          .engine = life.engine,
+                                          .alloc = kv_alloc_system(),
+                                          .clock = kv_clock_system()};
+    assert_int_equal(restore_refine_open(kv_alloc_system(), &life.source.refine), KV_OK);
     life.hook->source = life.source;
     const struct snapshot_settings settings = {.store = life.store,
                                                .engine = life.engine,
@@ -125,9 +128,11 @@ void life_open(const struct life_options *options, struct life *life_out) {
 void life_close(struct life *life) {
     life->hook->snapshot = NULL;
     snapshot_close(life->snapshot);
-    engine_apply(life->engine);
+    while (engine_apply(life->engine))
+        ;
     store_close(life->store);
     engine_close(life->engine);
+    restore_refine_close(life->source.refine);
     kv_alloc_release(kv_alloc_system(), life->hook);
     memset(life, 0, sizeof *life);
 }

@@ -30,6 +30,7 @@ struct service {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t probes;
+    int eager, fit;
     void (*receipt)(void *context, const struct receipt *receipt);
     void *receipt_context;
     struct snap_tend *tend; /* NULL when read-only */
@@ -201,7 +202,9 @@ static int make_some_room(struct service *service, const struct session *except)
     service->making_room = 1;
     snapshot_drain(service->snapshot);
     engine_apply(service->engine);
-    int changed = slots_free(service) > before || sleep_one(service, except);
+    /* A session that planes come behind may sleep when they have come. */
+    int changed =
+        slots_free(service) > before || sleep_one(service, except) || engine_apply(service->engine);
     service->making_room = 0;
     return changed;
 }
@@ -293,6 +296,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->receipt_context = settings->receipt_context;
     service->sampler = settings->sampler;
     service->probes = settings->probes;
+    service->eager = settings->eager;
+    service->fit = settings->fit;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
     KV_TRY(open_store(service, settings, diag));
     KV_TRY(open_engine(service, settings, diag));
@@ -300,6 +305,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                               .engine = service->engine,
                                               .alloc = settings->alloc,
                                               .clock = settings->clock};
+    KV_TRY(restore_refine_open(settings->alloc, &service->source.refine));
     if (!settings->read_only) {
         struct snapshot_settings snapshot = {.store = service->store,
                                              .engine = service->engine,
@@ -332,11 +338,12 @@ void service_close(struct service *service) {
     service->snapshot = NULL;
     /* What was posted may still want to read. A read that timed out may write into the slots until
      * the store is closed, so the engine goes last. */
-    if (service->engine != NULL)
-        engine_apply(service->engine);
+    while (service->engine != NULL && engine_apply(service->engine))
+        ;
     store_close(service->store);
     if (service->engine != NULL)
         engine_close(service->engine);
+    restore_refine_close(service->source.refine);
     kv_alloc_release(&alloc, service);
 }
 
@@ -388,32 +395,75 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
     }
 }
 
+/* Refused before anything is read: the receipt says so all the same. */
+static enum kv_err no_room(const char *name, enum kv_err err, struct receipt *receipt_out,
+                           const struct kv_diag *diag) {
+    receipt_out->operation = RECEIPT_RESTORE;
+    receipt_out->err = err;
+    memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+    if (diag != NULL)
+        memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
+    return err;
+}
+
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag) {
-    const struct restore_options usual = {.probes_max = service->probes};
+    struct restore_options wake = {.probes_max = service->probes};
     struct restore_plan plan;
+    struct kv_diag small = {""};
     memset(receipt_out, 0, sizeof *receipt_out);
     if (session_find(service->engine, name) != NULL)
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
-    enum kv_err err =
-        restore_plan(&service->source, name, options != NULL ? options->snapshot : 0, &plan, diag);
+    if (options != NULL)
+        wake = *options;
+    if (service->eager)
+        wake.tiers = RECEIPT_TIERS_EAGER;
+    enum kv_err err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
     if (err == KV_OK)
         err = service_make_room(service, plan.slots, NULL, diag);
-    if (err != KV_OK) {
-        receipt_out->operation = RECEIPT_RESTORE;
-        receipt_out->err = err;
-        memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
-        if (diag != NULL)
-            memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
-        return err;
+    if (err == KV_ERR_NO_SLOTS && service->fit && plan.floor_slots < plan.slots &&
+        service_make_room(service, plan.floor_slots, NULL, &small) == KV_OK) {
+        wake.tiers = RECEIPT_TIERS_FLOOR;
+        err = KV_OK;
+        kv_diag_clear(diag);
     }
-    err = restore_wake(&service->source, name, options != NULL ? options : &usual, session_out,
-                       receipt_out, diag);
+    if (err != KV_OK)
+        return no_room(name, err, receipt_out, diag);
+    err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
     return show_receipt(service, receipt_out, err);
 }
 
+/* What came behind sessions is told once it is over. */
+static void tell_refined(struct service *service) {
+    struct receipt receipt;
+    while (restore_refined(&service->source, &receipt))
+        (void)show_receipt(service, &receipt, KV_OK);
+}
+
+int service_refine(struct service *service, struct session *session, struct receipt *receipt_out) {
+    struct receipt receipt;
+    struct session_info info;
+    int found = 0;
+    session_info(session, &info);
+    while (session_promoting(session) && engine_apply(service->engine))
+        ;
+    while (restore_refined(&service->source, &receipt)) {
+        (void)show_receipt(service, &receipt, KV_OK);
+        if (strcmp(receipt.name, info.name) != 0)
+            continue;
+        *receipt_out = receipt;
+        found = 1;
+    }
+    return found;
+}
+
 uint64_t service_tend(struct service *service) {
+    /* While nobody types the planes that come behind sessions come one block after the other. */
+    int more = engine_apply(service->engine);
+    tell_refined(service);
+    if (more)
+        return 0;
     if (service->tend == NULL)
         return SNAP_TEND_NEVER;
     uint64_t failed = snap_tend_report(service->tend)->failed;
@@ -504,6 +554,7 @@ enum kv_err service_sleep(struct service *service, struct session *session,
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_sleep(service->snapshot, session, receipt_out, diag);
+    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
 
@@ -514,6 +565,7 @@ enum kv_err service_save_tag(struct service *service, struct session *session, c
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
 
@@ -525,5 +577,6 @@ enum kv_err service_save(struct service *service, struct session *session, int i
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
