@@ -4,7 +4,7 @@
  * against the extents of live records; named slack is batch records, one block of the file system
  * for the extents of each segment, the index, the reserve and the small files beside them.
  * Not responsible for: which records live (test_tree.c), what gc moves (test_store_gc.c).
- * Broken twins: BREAK_KIN, BREAK_PUNCH_EVERY.
+ * Broken twin: BREAK_KIN.
  *
  * With the argument `real` the model is the real one; its figures stand in the README.
  */
