@@ -5,8 +5,9 @@
  * Not responsible for: any I/O, names on disk, or when to save (snapshot/, restore/, tools/ through
  * struct engine_hooks).
  *
- * Threads: one scheduler thread calls everything here, except engine_post and the pointers of
- * struct transfer_part, which a writer thread may read while it holds the block.
+ * Threads: one scheduler thread at a time calls everything here, except engine_post and the
+ * pointers of struct transfer_part, which a writer thread may read while it holds the block. Which
+ * thread that is may change between calls and where a hook `away` says so.
  * Units: tokens, positions and pages are counts; slots are DESIGN section 3 slots; sizes in bytes.
  * Errors: INVALID, NOT_FOUND, BUSY (state does not allow it), LIMIT (context or named maximum),
  * NO_SLOTS, MISMATCH (model file or image), CORRUPT (model file), NOMEM, DEVICE (values that are
@@ -42,6 +43,10 @@ struct engine_hooks {
     /* `slots` more are needed than are free. The receiver may wait for pending writes or put idle
      * sessions to sleep; 1 when something changed and the engine should try again. */
     int (*slots_low)(void *context, struct session *for_session, uint32_t slots);
+    /* Around a wait for the disk, never within a step: between `away` and `back` another thread may
+     * be the scheduler thread. */
+    void (*away)(void *context);
+    void (*back)(void *context);
 };
 
 struct engine_settings {
@@ -124,10 +129,14 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
                         struct kv_diag *diag);
 
 /* Runs `call(context)` on the scheduler thread before the next step. Any thread. NOMEM otherwise.
- * What is posted `behind` is work in pieces: one piece before each step. */
+ * engine_apply runs what is queued now, without a step. */
 enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void *context);
-enum kv_err engine_post_behind(struct engine *engine, void (*call)(void *context), void *context);
-/* Runs what is queued now, and one piece, without a step; 0 when there was nothing. */
-int engine_apply(struct engine *engine);
+void engine_apply(struct engine *engine);
+
+/* For who waits on the scheduler thread: sessions may change and go until engine_back. Neither does
+ * anything within a step or without the hooks. engine_breathe is both at once. */
+void engine_away(struct engine *engine);
+void engine_back(struct engine *engine);
+void engine_breathe(struct engine *engine);
 
 #endif

@@ -106,3 +106,14 @@ enum kv_err session_rewind(struct session *session, uint64_t n, struct kv_diag *
 void session_reseed(struct session *session, uint64_t seed) {
     session->sampler.seed = seed;
 }
+
+enum kv_err session_resample(struct session *session, const struct image_sampler *sampler,
+                             struct kv_diag *diag) {
+    const struct sampler_settings settings = {sampler->temperature, sampler->top_p, sampler->top_k,
+                                              sampler->seed};
+    enum kv_err err = sampler_check(&settings, diag);
+
+    if (err == KV_OK)
+        session->sampler = *sampler;
+    return err;
+}

@@ -54,7 +54,7 @@ uint32_t transfer_block_parts(const struct block *block, struct transfer_part *p
 }
 
 uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out) {
-    return block->references ? parts_in(block, block->arriving, parts_out) : 0;
+    return parts_in(block, block->arriving, parts_out);
 }
 
 /* --- bytes */
@@ -108,7 +108,12 @@ enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_pa
             from += piece->size;
         }
     }
-    return copy_count ? device_copy_in(engine->device, DEVICE_IN, copies, copy_count) : KV_OK;
+    enum kv_err err = KV_OK;
+    pthread_mutex_lock(&engine->lane_in);
+    if (copy_count)
+        err = device_copy_in(engine->device, DEVICE_IN, copies, copy_count);
+    pthread_mutex_unlock(&engine->lane_in);
+    return err;
 }
 
 enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
@@ -139,7 +144,9 @@ enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *
             of[filled++] = i;
         }
         if (filled == EACH || (filled && i + 1 == count)) {
+            pthread_mutex_lock(&engine->lane_in);
             err = device_digest(engine->device, DEVICE_IN, extents, filled, digests);
+            pthread_mutex_unlock(&engine->lane_in);
             for (uint32_t k = 0; k < filled && err == KV_OK; k++)
                 digests_out[of[k]] = digests[k];
             filled = 0;
@@ -155,10 +162,8 @@ static void review(struct block *block) {
 
     for (uint32_t i = 0; i < engine->session_count; i++) {
         struct session *session = engine->sessions[i];
-        if (block->index >= session->block_count || session->blocks[block->index] != block)
-            continue;
-        engine_inner_review_block(session, (uint32_t)block->index);
-        engine_inner_partial_over(session);
+        if (block->index < session->block_count && session->blocks[block->index] == block)
+            engine_inner_review_block(session, (uint32_t)block->index);
     }
 }
 
@@ -202,11 +207,6 @@ void transfer_planes_arrived(struct session *session, struct block *block, enum 
     block->arrived.call = apply_arrived;
     block->arrived.context = block;
     posts_push(&block->table->engine->posts, &block->arrived);
-}
-
-void transfer_planes_lost(struct block *block) {
-    block->lost = block->arriving;
-    review(block);
 }
 
 void transfer_blocks_volatile(struct session *session,

@@ -165,7 +165,7 @@ static void read_done(void *context, size_t read_index) {
         loading->cancelled = 1;
 }
 
-void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats) {
+static void add_stats(struct receipt *receipt, const struct store_read_stats *stats) {
     receipt->door_bytes += stats->read_bytes;
     receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
     receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns;
@@ -251,7 +251,7 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
         err = store_read(loading->args->source->store, &args, &stats, diag);
         if (err == KV_ERR_CORRUPT)
             remedy_of_round(loading, first, end, diag);
-        rest_load_stats(loading->args->receipt, &stats);
+        add_stats(loading->args->receipt, &stats);
         pthread_mutex_lock(&loading->lock);
         loading->stage_ends[loading->round++ % STAGES] = loading->queue_end;
         pthread_mutex_unlock(&loading->lock);
@@ -307,12 +307,15 @@ static enum kv_err read_and_digest(struct loading *loading, int *in_doubt_out,
     int error = pthread_create(&thread, NULL, digest_main, loading);
     if (error != 0)
         return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the digest thread");
+    /* Nobody can see the shadow, so others may step while it fills. */
+    engine_away(loading->args->source->engine);
     enum kv_err err = read_all(loading, diag);
     pthread_mutex_lock(&loading->lock);
     loading->closed = 1;
     pthread_cond_broadcast(&loading->landed);
     pthread_mutex_unlock(&loading->lock);
     pthread_join(thread, NULL);
+    engine_back(loading->args->source->engine);
     count_streams(loading);
     for (size_t i = 0; i < loading->fetch.count; i++)
         *in_doubt_out |= loading->reads[i].in_doubt;

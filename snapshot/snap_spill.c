@@ -15,7 +15,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { QUEUE_MAX = 65536 };
+enum { QUEUE_MAX = 65536, DRAIN_POLITE = 4 };
 static const uint64_t second_ns = 1000000000u;
 
 static void push(struct snap_list *list, struct snap_item *item) {
@@ -157,12 +157,16 @@ enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
 }
 
 void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket) {
+    if (atomic_load(&ticket->done))
+        return;
+    engine_away(snapshot->engine);
     pthread_mutex_lock(&snapshot->lock);
     hurry(snapshot, 1);
     while (!atomic_load(&ticket->done))
         pthread_cond_wait(&snapshot->rest, &snapshot->lock);
     hurry(snapshot, -1);
     pthread_mutex_unlock(&snapshot->lock);
+    engine_back(snapshot->engine);
 }
 
 static void apply_block(struct snapshot *snapshot, struct snap_item *item) {
@@ -289,6 +293,22 @@ static void await_work(struct snapshot *snapshot) {
     }
 }
 
+void snapshot_backlog(struct snapshot *snapshot, uint32_t *queued_out,
+                      uint64_t *budget_wait_ns_out) {
+    pthread_mutex_lock(&snapshot->lock);
+    *queued_out = snapshot->queue_count;
+    *budget_wait_ns_out = budget_wait(snapshot);
+    pthread_mutex_unlock(&snapshot->lock);
+}
+
+void snapshot_writer_take(struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->batches);
+}
+
+void snapshot_writer_give(struct snapshot *snapshot) {
+    pthread_mutex_unlock(&snapshot->batches);
+}
+
 static void *spill_main(void *context) {
     struct snapshot *snapshot = context;
     struct snap_item *items[SNAP_BATCH_BLOCKS_MAX];
@@ -299,10 +319,12 @@ static void *spill_main(void *context) {
         if (count == 0)
             break;
         pthread_mutex_unlock(&snapshot->lock);
+        snapshot_writer_take(snapshot);
         uint64_t before = store_written(snapshot->store);
         commit(snapshot, items, count);
         uint64_t now_ns = kv_clock_now_ns(snapshot->clock);
         uint64_t bytes = store_written(snapshot->store) - before;
+        snapshot_writer_give(snapshot);
         pthread_mutex_lock(&snapshot->lock);
         snap_room_bucket_take(&snapshot->per_second, bytes, now_ns);
         snap_room_bucket_take(&snapshot->per_day, bytes, now_ns);
@@ -346,6 +368,7 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->probes = settings->probes;
     snapshot->lines = (struct snap_lines){settings->alloc, settings->store, settings->engine, NULL};
     pthread_mutex_init(&snapshot->lock, NULL);
+    pthread_mutex_init(&snapshot->batches, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -371,21 +394,33 @@ void snapshot_write_budget(struct snapshot *snapshot, uint64_t bytes_per_second,
     pthread_mutex_unlock(&snapshot->lock);
 }
 
+static void await_empty(struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->lock);
+    hurry(snapshot, 1);
+    while (snapshot->queue_count > 0)
+        pthread_cond_wait(&snapshot->rest, &snapshot->lock);
+    hurry(snapshot, -1);
+    pthread_mutex_unlock(&snapshot->lock);
+}
+
+static int is_empty(struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->lock);
+    int empty = snapshot->queue_count == 0;
+    pthread_mutex_unlock(&snapshot->lock);
+    return empty;
+}
+
+/* Others may step and queue more while this waits, but not for ever. */
 void snapshot_drain(struct snapshot *snapshot) {
-    for (;;) {
-        pthread_mutex_lock(&snapshot->lock);
-        hurry(snapshot, 1);
-        while (snapshot->queue_count > 0)
-            pthread_cond_wait(&snapshot->rest, &snapshot->lock);
-        hurry(snapshot, -1);
-        pthread_mutex_unlock(&snapshot->lock);
+    for (int polite = DRAIN_POLITE; !is_empty(snapshot); polite--) {
+        if (polite > 0)
+            engine_away(snapshot->engine);
+        await_empty(snapshot);
+        if (polite > 0)
+            engine_back(snapshot->engine);
         snap_spill_apply(snapshot);
-        pthread_mutex_lock(&snapshot->lock);
-        int idle = snapshot->queue_count == 0;
-        pthread_mutex_unlock(&snapshot->lock);
-        if (idle)
-            return;
     }
+    snap_spill_apply(snapshot);
 }
 
 void snapshot_close(struct snapshot *snapshot) {
@@ -404,5 +439,6 @@ void snapshot_close(struct snapshot *snapshot) {
     pthread_cond_destroy(&snapshot->work);
     pthread_cond_destroy(&snapshot->rest);
     pthread_mutex_destroy(&snapshot->lock);
+    pthread_mutex_destroy(&snapshot->batches);
     kv_alloc_release(snapshot->alloc, snapshot);
 }

@@ -61,6 +61,7 @@ struct snapshot {
     uint32_t probes;
     struct snap_lines lines;
 
+    pthread_mutex_t batches; /* held by whoever writes to the store; taken before `lock` */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t work, rest; /* something to do; something was done */

@@ -109,6 +109,15 @@ static void note_failure(struct snap_tend *tend, const struct kv_diag *diag) {
     tend->hold_off_ns = now(tend) + SNAP_TEND_RETRY_NS;
 }
 
+static int is_busy(const struct snap_tend *tend, const struct session *session) {
+    const struct snap_tend_settings *settings = &tend->settings;
+    return settings->is_busy != NULL && settings->is_busy(settings->busy_context, session);
+}
+
+const char *snap_tend_under_way(const struct snap_tend *tend) {
+    return tend->ticket != NULL ? tend->name : NULL;
+}
+
 /* The save's result reaches its session. The session when it is still as it was frozen. */
 static struct session *finish(struct snap_tend *tend) {
     struct receipt receipt;
@@ -126,7 +135,7 @@ static struct session *finish(struct snap_tend *tend) {
     session_info(session, &info);
 #ifndef BREAK_TEND_USED
     if (info.state != SESSION_IDLE || info.n != tend->n ||
-        info.last_used_ns != tend->last_used_ns) {
+        info.last_used_ns != tend->last_used_ns || is_busy(tend, session)) {
         tend->report.kept++;
         return NULL;
     }
@@ -161,9 +170,9 @@ static uint32_t look(struct snap_tend *tend) {
             break; /* the others wait for memory */
         tend->views = views;
         session_info(session, &info);
-        tend->views[count] = (struct snap_tend_view){info.last_used_ns,
-                                                     info.state == SESSION_IDLE && info.n_kv > 0 &&
-                                                         !transfer_durable(session)->pinned};
+        tend->views[count] = (struct snap_tend_view){
+            info.last_used_ns, info.state == SESSION_IDLE && info.n_kv > 0 &&
+                                   !transfer_durable(session)->pinned && !is_busy(tend, session)};
     }
     return count;
 }

@@ -24,6 +24,9 @@ struct snap_tend_settings {
     uint64_t idle_ns;    /* asleep after so long without use; 0: never */
     uint32_t slots_low;  /* with fewer free slots the least recently used go … */
     uint32_t slots_high; /* … until so many are free; at least slots_low */
+    /* 1: somebody is at work on the session, it stays. NULL: nobody ever is. */
+    int (*is_busy)(void *context, const struct session *session);
+    void *busy_context;
 };
 
 /* --- the policy: state in, one move out */
@@ -65,6 +68,8 @@ void snap_tend_close(struct snap_tend *tend); /* settles first; NULL is allowed 
 /* Begins or ends at most one sleep. Returns after how long to call again at the latest: 0 at once,
  * SNAP_TEND_NEVER when only new work changes anything. Sessions may be gone afterwards. */
 uint64_t snap_tend_step(struct snap_tend *tend);
+/* The session of the save under way, NULL: none. Good until the next call. */
+const char *snap_tend_under_way(const struct snap_tend *tend);
 /* Waits for a save under way; its session stays. Before anything that saves. */
 void snap_tend_settle(struct snap_tend *tend);
 const struct snap_tend_report *snap_tend_report(const struct snap_tend *tend);

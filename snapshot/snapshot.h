@@ -96,6 +96,13 @@ enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, 
                             struct kv_diag *diag);
 /* Waits until nothing is queued. */
 void snapshot_drain(struct snapshot *snapshot);
+/* Items that wait, and until when the write budget holds them back. Any thread. */
+void snapshot_backlog(struct snapshot *snapshot, uint32_t *queued_out,
+                      uint64_t *budget_wait_ns_out);
+/* Any thread that writes to the store by itself holds this meanwhile; what is queued waits. It must
+ * not become the scheduler thread before it gives it back. */
+void snapshot_writer_take(struct snapshot *snapshot);
+void snapshot_writer_give(struct snapshot *snapshot);
 
 /* Reading and removing need no engine, so the CLI lists and removes without a model. */
 struct snapshot_entry {

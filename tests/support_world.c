@@ -115,10 +115,8 @@ enum kv_err world_open(struct world *world, const char *dir, const struct io_doo
         world->store = NULL;
         return err;
     }
-    world->source = (struct restore_source){.store = world->store,
-                                            .engine = world->engine,
-                                            .alloc = world->alloc,
-                                            .clock = world->clock};
+    world->source =
+        (struct restore_source){world->store, world->engine, world->alloc, world->clock};
     const struct snapshot_settings settings = {.store = world->store,
                                                .engine = world->engine,
                                                .alloc = world->alloc,
@@ -145,8 +143,7 @@ void world_close(struct world *world) {
     }
     world->snapshot = NULL;
     snapshot_close(snapshot);
-    while (engine_apply(world->engine))
-        ;
+    engine_apply(world->engine);
     store_close(world->store);
     world->store = NULL;
 }

@@ -248,10 +248,10 @@ struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYT
     return (struct receipt_keep){dir, cmd->clock, cmd->alloc};
 }
 
-static void keep_receipt(void *context, const struct receipt *receipt) {
+static uint64_t keep_receipt(void *context, const struct receipt *receipt) {
     char dir[CONFIG_PATH_BYTES + 16];
     const struct receipt_keep keep = cmd_receipts(context, dir);
-    (void)receipt_keep_add(&keep, receipt);
+    return receipt_keep_add(&keep, receipt);
 }
 
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
@@ -278,8 +278,6 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.policy = config->policy;
     settings.sampler = config->sampler;
     settings.probes = config->probes;
-    settings.eager = config->eager;
-    settings.fit = config->fit;
     settings.idle_ns = (uint64_t)config->idle_seconds * 1000000000u;
     settings.slots_low_percent = config->slots_low_percent;
     settings.slots_high_percent = config->slots_high_percent;

@@ -294,16 +294,17 @@ struct prefilling {
     uint64_t tokens;
 };
 
-static int on_step(void *context, const struct engine_event *event) {
+static void on_again(void *context, uint64_t n_kv, uint64_t all) {
     struct prefilling *prefilling = context;
-    progress_update(&prefilling->progress, event->n_kv, prefilling->tokens);
-    return 1;
+    (void)all;
+    progress_update(&prefilling->progress, n_kv, prefilling->tokens);
 }
 
 static enum kv_err prefill(struct measured *measured, struct kv_diag *diag) {
     struct cmd *cmd = measured->cmd;
     struct session *session = NULL;
     struct prefilling prefilling = {.tokens = measured->n_kv};
+    const struct turn_work work = {.prefilled = on_again, .context = &prefilling};
     const struct session_settings settings = {
         .name = "prefill", .policy = measured->policy, .sampler = cmd->config->sampler};
     enum kv_err err = session_create(service_engine(measured->service), &settings, &session, diag);
@@ -312,7 +313,7 @@ static enum kv_err prefill(struct measured *measured, struct kv_diag *diag) {
     if (err == KV_OK) {
         progress_begin(&prefilling.progress, stderr, cmd->clock, "prefilling", "tokens");
         uint64_t started_ns = kv_clock_now_ns(cmd->clock);
-        err = turn_step_all(measured->service, on_step, &prefilling, diag);
+        err = turn_work(measured->service, session, &work, diag);
         measured->prefill_ns = kv_clock_now_ns(cmd->clock) - started_ns;
         progress_end(&prefilling.progress);
     }

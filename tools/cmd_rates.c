@@ -65,6 +65,7 @@ static enum kv_err prefill(struct measuring *measuring, struct kv_diag *diag) {
     struct engine_model model;
     uint32_t ids[CHUNK];
     uint64_t random = 88172645463325252u;
+    const struct turn_work idle = {.prefilled = NULL};
     const struct session_settings settings = {.name = scratch,
                                               .policy = measuring->cmd->config->policy,
                                               .sampler = measuring->cmd->config->sampler};
@@ -87,7 +88,7 @@ static enum kv_err prefill(struct measuring *measuring, struct kv_diag *diag) {
         }
         uint64_t begun = now(measuring);
         KV_TRY(session_feed(measuring->session, ids, CHUNK, IMAGE_RAW, diag));
-        KV_TRY(turn_step_all(measuring->service, NULL, NULL, diag));
+        KV_TRY(turn_work(measuring->service, measuring->session, &idle, diag));
         measuring->chunk_ns[c] = now(measuring) - begun;
         if (c == 0)
             KV_TRY(time_step(measuring, &measuring->step_ns[0], diag));

@@ -14,14 +14,20 @@ struct recomputing {
     const struct recompute_args *args;
     struct image image;
     struct session *session;
+    int stopped;
 };
 
-static int on_event(void *context, const struct engine_event *event) {
+static void on_prefilled(void *context, uint64_t n_kv, uint64_t all) {
+    struct recomputing *recomputing = context;
+    (void)all;
+    recomputing->stopped =
+        recomputing->args->progress != NULL &&
+        !recomputing->args->progress(recomputing->args->context, n_kv, recomputing->image.n);
+}
+
+static int is_stopped(void *context) {
     const struct recomputing *recomputing = context;
-    if (event->session != recomputing->session || recomputing->args->progress == NULL)
-        return 1;
-    return recomputing->args->progress(recomputing->args->context, event->n_kv,
-                                       recomputing->image.n);
+    return recomputing->stopped;
 }
 
 static const struct image_policy *policy_of(const struct image *image) {
@@ -47,6 +53,7 @@ static enum kv_err make(struct recomputing *recomputing, struct kv_diag *diag) {
 /* Span by span, so that the roles are the same and turns end where they ended. */
 static enum kv_err prefill(struct recomputing *recomputing, struct kv_diag *diag) {
     const struct image *image = &recomputing->image;
+    const struct turn_work work = {on_prefilled, is_stopped, recomputing};
     uint64_t at = 0;
     enum kv_err err = KV_OK;
     for (uint32_t i = 0; i <= image->role_count && err == KV_OK && at < image->n; i++) {
@@ -61,7 +68,7 @@ static enum kv_err prefill(struct recomputing *recomputing, struct kv_diag *diag
                                (uint32_t)(span.end - span.first), span.role, diag);
         at = span.end;
         if (err == KV_OK)
-            err = turn_step_all(recomputing->service, on_event, recomputing, diag);
+            err = turn_work(recomputing->service, recomputing->session, &work, diag);
     }
     return err;
 }

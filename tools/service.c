@@ -1,6 +1,7 @@
 /* tools/service.c - store, engine, snapshot and restore put together behind session names.
  *
- * Responsible for: order of opening and closing, the three hooks, least-recently-used sleep.
+ * * Responsible for: order of opening and closing, the hooks, least-recently-used sleep, leases, the
+ * engine thread.
  * Not responsible for: turns (turn.c), printing.
  *
  * Slots are made free in this order: writes that are under way are waited for, since their blocks
@@ -9,16 +10,17 @@
 #include "tools/service.h"
 
 #include "store/io.h"
+#include "tools/baton.h"
+#include "tools/hearing.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-enum { MODEL_ALIGN_BYTES = 64, MODEL_BYTES_MIN = 24, NOTE_BYTES = 512 };
-#define MODEL_BYTES_MAX ((uint64_t)1 << 40)
+enum { NOTE_BYTES = 512 };
+/* Something that wakes nobody may have changed: a client that went, a deadline. */
+static const uint64_t look_again_ns = 50000000, second_ns = 1000000000;
 
 struct service {
     struct kv_alloc alloc;
@@ -30,12 +32,23 @@ struct service {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t probes;
-    int eager, fit;
-    void (*receipt)(void *context, const struct receipt *receipt);
+    service_receipt receipt;
     void *receipt_context;
+    uint64_t receipt_id;    /* of the newest */
     struct snap_tend *tend; /* NULL when read-only */
-    int making_room;        /* a sleep under way may itself run short of slots */
+    uint32_t sessions_max;
+    struct hearing hearing;
+    struct service_lease *leases, **leases_end; /* in the order of asking */
     char note[NOTE_BYTES];
+
+    int shared; /* set before any other thread sees the service */
+    struct baton baton;
+    int staying; /* waits keep the baton: a hook is at work */
+    pthread_t stepper;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t work, moved;
+    uint64_t changes;
+    int kicked, stop;
 };
 
 void service_settings_usual(struct service_settings *settings_out) {
@@ -62,69 +75,6 @@ void service_settings_usual(struct service_settings *settings_out) {
     };
 }
 
-/* --- the model file */
-
-static enum kv_err read_all(int file, uint8_t *bytes, uint64_t size, const char *path,
-                            struct kv_diag *diag) {
-    uint64_t done = 0;
-    while (done < size) {
-        uint64_t left = size - done;
-        ssize_t got = read(file, bytes + done, left < (1 << 30) ? left : 1 << 30);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return kv_diag_errno(diag, KV_ERR_IO, errno, "model file %s", path);
-        if (got == 0)
-            return kv_diag_set(diag, KV_ERR_CORRUPT,
-                               "model file %s became shorter while it was read; fetch it again",
-                               path);
-        done += (uint64_t)got;
-    }
-    return KV_OK;
-}
-
-enum kv_err service_read_model(const char *path, const struct kv_alloc *alloc, uint8_t **bytes_out,
-                               uint64_t *size_out, struct kv_diag *diag) {
-    enum kv_err err = KV_OK;
-    uint8_t *bytes = NULL;
-    struct stat info;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) {
-        if (errno == ENOENT || errno == ENOTDIR)
-            return kv_diag_set(diag, KV_ERR_NOT_FOUND,
-                               "model file %s: there is none; `make setup` fetches the default "
-                               "model, --model FILE names another",
-                               path);
-        return kv_diag_errno(diag, KV_ERR_IO, errno, "model file %s", path);
-    }
-    if (fstat(file, &info) != 0)
-        KV_TRY(kv_diag_errno(diag, KV_ERR_IO, errno, "model file %s", path));
-    if (!S_ISREG(info.st_mode))
-        KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
-                           "model file %s: not a file; --model names a GGUF file", path));
-    if (info.st_size < MODEL_BYTES_MIN)
-        KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
-                           "model file %s: %" PRIu64
-                           " bytes are too short to be a GGUF file; fetch it again",
-                           path, (uint64_t)info.st_size));
-    if ((uint64_t)info.st_size > MODEL_BYTES_MAX)
-        KV_TRY(kv_diag_set(diag, KV_ERR_CORRUPT,
-                           "model file %s: %" PRIu64 " bytes cannot be a model; fetch it again",
-                           path, (uint64_t)info.st_size));
-    bytes = kv_alloc_aligned(alloc, (size_t)info.st_size, MODEL_ALIGN_BYTES);
-    if (bytes == NULL)
-        KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "model file %s: no memory for %" PRIu64 " bytes",
-                           path, (uint64_t)info.st_size));
-    KV_TRY(read_all(file, bytes, (uint64_t)info.st_size, path, diag));
-    *bytes_out = bytes;
-    *size_out = (uint64_t)info.st_size;
-    bytes = NULL;
-done:
-    kv_alloc_release(alloc, bytes);
-    close(file);
-    return err;
-}
-
 /* --- hooks */
 
 static void on_block_sealed(void *context, struct session *session, struct block *block) {
@@ -140,7 +90,7 @@ static void on_planes_wanted(void *context, struct session *session, struct bloc
 static enum kv_err show_receipt(struct service *service, const struct receipt *receipt,
                                 enum kv_err err) {
     if (service->receipt != NULL && receipt->operation != 0)
-        service->receipt(service->receipt_context, receipt);
+        service->receipt_id = service->receipt(service->receipt_context, receipt);
     return err;
 }
 
@@ -150,6 +100,76 @@ static uint32_t slots_free(const struct service *service) {
     return slots.free;
 }
 
+/* --- who works on what */
+
+static struct service_lease *find_lease(const struct service *service, const char *name) {
+    for (struct service_lease *lease = service->leases; lease != NULL; lease = lease->next)
+        if (strcmp(lease->name, name) == 0)
+            return lease;
+    return NULL;
+}
+
+int service_is_leased(struct service *service, const char *name) {
+    return find_lease(service, name) != NULL;
+}
+
+int service_has_others(struct service *service, const struct service_lease *lease) {
+    return service->leases != lease || lease->next != NULL;
+}
+
+static int is_busy(void *context, const struct session *session) {
+    struct session_info info;
+    session_info(session, &info);
+    return service_is_leased(context, info.name);
+}
+
+static void stand_in_line(struct service *service, const char *name, struct service_lease *lease) {
+    memset(lease, 0, sizeof *lease);
+    memcpy(lease->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+    *service->leases_end = lease;
+    service->leases_end = &lease->next;
+}
+
+void service_lease_end(struct service *service, struct service_lease *lease) {
+    struct service_lease **at = &service->leases;
+    if (lease->name[0] == 0)
+        return;
+    while (*at != lease)
+        at = &(*at)->next;
+    *at = lease->next;
+    if (lease->next == NULL)
+        service->leases_end = at;
+    lease->name[0] = 0;
+    service_changed(service);
+}
+
+enum kv_err service_lease(struct service *service, const char *name,
+                          const struct service_patience *patience, struct service_lease *lease_out,
+                          struct kv_diag *diag) {
+    enum kv_err err = session_check_name(name, diag);
+    if (err != KV_OK) {
+        lease_out->name[0] = 0;
+        return err;
+    }
+    stand_in_line(service, name, lease_out);
+#ifndef BREAK_LEASE
+    while (find_lease(service, name) != lease_out && err == KV_OK) {
+        if (kv_clock_now_ns(service->clock) >= patience->deadline_ns)
+            err = kv_diag_set(diag, KV_ERR_BUSY,
+                              "session %s is at work for somebody else; try again later", name);
+        else if (patience->cancelled != NULL && patience->cancelled(patience->context))
+            err = kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while waiting for session %s", name);
+        else
+            service_await(service, look_again_ns);
+    }
+#endif
+    if (err != KV_OK)
+        service_lease_end(service, lease_out);
+    return err;
+}
+
+/* --- room */
+
 static struct session *least_recently_used(struct service *service, const struct session *except,
                                            uint64_t after_ns) {
     struct session *found = NULL;
@@ -158,7 +178,7 @@ static struct session *least_recently_used(struct service *service, const struct
     for (uint32_t i = 0; (session = session_at(service->engine, i)) != NULL; i++) {
         struct session_info info;
         session_info(session, &info);
-        if (transfer_durable(session)->pinned)
+        if (transfer_durable(session)->pinned || service_is_leased(service, info.name))
             continue;
 #ifdef BREAK_LEAST_RECENT
         info.last_used_ns = UINT64_MAX - 1 - info.last_used_ns;
@@ -179,39 +199,63 @@ static int sleep_one(struct service *service, const struct session *except) {
     uint64_t tried_ns = 0;
     while ((session = least_recently_used(service, except, tried_ns)) != NULL) {
         struct kv_diag diag = {""};
+        struct service_lease lease;
         struct session_info info;
         struct receipt receipt;
         session_info(session, &info);
-        char name[IMAGE_NAME_BYTES_MAX + 1];
-        memcpy(name, info.name, strlen(info.name) + 1);
+        stand_in_line(service, info.name, &lease);
+        lease.to_sleep = 1;
         tried_ns = info.last_used_ns;
-        if (show_receipt(service, &receipt,
-                         snapshot_sleep(service->snapshot, session, &receipt, &diag)) == KV_OK)
+        enum kv_err err = snapshot_sleep(service->snapshot, session, &receipt, &diag);
+        if (err != KV_OK) {
+            kv_diag_prefix(&diag, "session %s could not be put to sleep", lease.name);
+            memcpy(service->note, diag.text, NOTE_BYTES - 1);
+        }
+        service_lease_end(service, &lease);
+        if (show_receipt(service, &receipt, err) == KV_OK)
             return 1;
-        kv_diag_prefix(&diag, "session %s could not be put to sleep", name);
-        memcpy(service->note, diag.text, NOTE_BYTES - 1);
     }
     return 0;
 }
 
 static int make_some_room(struct service *service, const struct session *except) {
     uint32_t before = slots_free(service);
-    if (service->snapshot == NULL || service->making_room)
+    if (service->snapshot == NULL)
         return 0;
-    snap_tend_settle(service->tend);
-    service->making_room = 1;
+    service_settle(service);
     snapshot_drain(service->snapshot);
     engine_apply(service->engine);
-    /* A session that planes come behind may sleep when they have come. */
-    int changed =
-        slots_free(service) > before || sleep_one(service, except) || engine_apply(service->engine);
-    service->making_room = 0;
+    return slots_free(service) > before || sleep_one(service, except);
+}
+
+/* A sleep under way may itself run short of slots: then nobody else goes for it. Others must not
+ * step or change sessions before this call is over, so its waits keep them out. */
+static int on_slots_low(void *context, struct session *for_session, uint32_t slots) {
+    struct service *service = context;
+    struct session_info info;
+    (void)slots; /* the engine asks again as long as something changes */
+    if (for_session != NULL) {
+        session_info(for_session, &info);
+        const struct service_lease *lease = find_lease(service, info.name);
+        if (lease != NULL && lease->to_sleep)
+            return 0;
+    }
+    service->staying++;
+    int changed = make_some_room(service, for_session);
+    service->staying--;
     return changed;
 }
 
-static int on_slots_low(void *context, struct session *for_session, uint32_t slots) {
-    (void)slots; /* the engine asks again as long as something changes */
-    return make_some_room(context, for_session);
+static void on_away(void *context) {
+    struct service *service = context;
+    if (service->shared && service->staying == 0)
+        baton_give(&service->baton);
+}
+
+static void on_back(void *context) {
+    struct service *service = context;
+    if (service->shared && !baton_is_mine(&service->baton))
+        baton_take(&service->baton);
 }
 
 /* --- opening */
@@ -252,6 +296,8 @@ static enum kv_err open_engine(struct service *service, const struct service_set
     if (!settings->read_only) {
         engine.hooks.block_sealed = on_block_sealed;
         engine.hooks.slots_low = on_slots_low;
+        engine.hooks.away = on_away;
+        engine.hooks.back = on_back;
     }
     enum kv_err err =
         service_read_model(settings->model_path, settings->alloc, &model, &model_bytes, diag);
@@ -279,7 +325,9 @@ static enum kv_err open_tend(struct service *service, const struct service_setti
     const struct snap_tend_settings tend = {
         .idle_ns = settings->idle_ns,
         .slots_low = (uint32_t)((uint64_t)slots.total * settings->slots_low_percent / 100),
-        .slots_high = (uint32_t)((uint64_t)slots.total * settings->slots_high_percent / 100)};
+        .slots_high = (uint32_t)((uint64_t)slots.total * settings->slots_high_percent / 100),
+        .is_busy = is_busy,
+        .busy_context = service};
     return snap_tend_open(service->snapshot, &tend, &service->tend, diag);
 }
 
@@ -296,16 +344,17 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->receipt_context = settings->receipt_context;
     service->sampler = settings->sampler;
     service->probes = settings->probes;
-    service->eager = settings->eager;
-    service->fit = settings->fit;
+    service->sessions_max = settings->sessions_max;
+    service->leases_end = &service->leases;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
     KV_TRY(open_store(service, settings, diag));
     KV_TRY(open_engine(service, settings, diag));
+    KV_TRY(
+        hearing_init(&service->hearing, service->engine, settings->alloc, settings->sessions_max));
     service->source = (struct restore_source){.store = service->store,
                                               .engine = service->engine,
                                               .alloc = settings->alloc,
                                               .clock = settings->clock};
-    KV_TRY(restore_refine_open(settings->alloc, &service->source.refine));
     if (!settings->read_only) {
         struct snapshot_settings snapshot = {.store = service->store,
                                              .engine = service->engine,
@@ -332,18 +381,18 @@ void service_close(struct service *service) {
     if (service == NULL)
         return;
     struct kv_alloc alloc = service->alloc;
+    hearing_release(&service->hearing);
     snap_tend_close(service->tend);
     if (service->snapshot != NULL)
         snapshot_close(service->snapshot);
     service->snapshot = NULL;
     /* What was posted may still want to read. A read that timed out may write into the slots until
      * the store is closed, so the engine goes last. */
-    while (service->engine != NULL && engine_apply(service->engine))
-        ;
+    if (service->engine != NULL)
+        engine_apply(service->engine);
     store_close(service->store);
     if (service->engine != NULL)
         engine_close(service->engine);
-    restore_refine_close(service->source.refine);
     kv_alloc_release(&alloc, service);
 }
 
@@ -371,6 +420,15 @@ const struct kv_clock *service_clock(struct service *service) {
     return service->clock;
 }
 
+void service_on_receipt(struct service *service, service_receipt receipt, void *context) {
+    service->receipt = receipt;
+    service->receipt_context = context;
+}
+
+uint64_t service_receipt_id(const struct service *service) {
+    return service->receipt_id;
+}
+
 const char *service_note(const struct service *service) {
     return service->note;
 }
@@ -382,7 +440,8 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
     for (;;) {
         struct engine_slots now;
         engine_slots(service->engine, &now);
-        uint32_t free = now.free > now.reserve ? now.free - now.reserve : 0;
+        uint64_t kept = (uint64_t)now.reserve + hearing_promised(&service->hearing, except);
+        uint32_t free = now.free > kept ? (uint32_t)(now.free - kept) : 0;
         if (free >= slots)
             return KV_OK;
         if (!make_some_room(service, except))
@@ -395,75 +454,45 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
     }
 }
 
-/* Refused before anything is read: the receipt says so all the same. */
-static enum kv_err no_room(const char *name, enum kv_err err, struct receipt *receipt_out,
-                           const struct kv_diag *diag) {
-    receipt_out->operation = RECEIPT_RESTORE;
-    receipt_out->err = err;
-    memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
-    if (diag != NULL)
-        memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
-    return err;
+/* A session more must not find the engine's table full while others could sleep. */
+static enum kv_err make_seat(struct service *service, struct kv_diag *diag) {
+    while (session_at(service->engine, service->sessions_max - 1) != NULL)
+        if (service->snapshot == NULL || !sleep_one(service, NULL))
+            return kv_diag_set(diag, KV_ERR_NO_SLOTS,
+                               "%" PRIu32 " sessions are awake and none of them can sleep now; "
+                               "allow more with --sessions",
+                               service->sessions_max);
+    return KV_OK;
 }
 
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag) {
-    struct restore_options wake = {.probes_max = service->probes};
+    const struct restore_options usual = {.probes_max = service->probes};
     struct restore_plan plan;
-    struct kv_diag small = {""};
     memset(receipt_out, 0, sizeof *receipt_out);
     if (session_find(service->engine, name) != NULL)
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
-    if (options != NULL)
-        wake = *options;
-    if (service->eager)
-        wake.tiers = RECEIPT_TIERS_EAGER;
-    enum kv_err err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
+    enum kv_err err =
+        restore_plan(&service->source, name, options != NULL ? options->snapshot : 0, &plan, diag);
+    if (err == KV_OK)
+        err = make_seat(service, diag);
     if (err == KV_OK)
         err = service_make_room(service, plan.slots, NULL, diag);
-    if (err == KV_ERR_NO_SLOTS && service->fit && plan.floor_slots < plan.slots &&
-        service_make_room(service, plan.floor_slots, NULL, &small) == KV_OK) {
-        wake.tiers = RECEIPT_TIERS_FLOOR;
-        err = KV_OK;
-        kv_diag_clear(diag);
+    if (err != KV_OK) {
+        receipt_out->operation = RECEIPT_RESTORE;
+        receipt_out->err = err;
+        memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+        if (diag != NULL)
+            memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
+        return err;
     }
-    if (err != KV_OK)
-        return no_room(name, err, receipt_out, diag);
-    err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
+    err = restore_wake(&service->source, name, options != NULL ? options : &usual, session_out,
+                       receipt_out, diag);
     return show_receipt(service, receipt_out, err);
 }
 
-/* What came behind sessions is told once it is over. */
-static void tell_refined(struct service *service) {
-    struct receipt receipt;
-    while (restore_refined(&service->source, &receipt))
-        (void)show_receipt(service, &receipt, KV_OK);
-}
-
-int service_refine(struct service *service, struct session *session, struct receipt *receipt_out) {
-    struct receipt receipt;
-    struct session_info info;
-    int found = 0;
-    session_info(session, &info);
-    while (session_promoting(session) && engine_apply(service->engine))
-        ;
-    while (restore_refined(&service->source, &receipt)) {
-        (void)show_receipt(service, &receipt, KV_OK);
-        if (strcmp(receipt.name, info.name) != 0)
-            continue;
-        *receipt_out = receipt;
-        found = 1;
-    }
-    return found;
-}
-
 uint64_t service_tend(struct service *service) {
-    /* While nobody types the planes that come behind sessions come one block after the other. */
-    int more = engine_apply(service->engine);
-    tell_refined(service);
-    if (more)
-        return 0;
     if (service->tend == NULL)
         return SNAP_TEND_NEVER;
     uint64_t failed = snap_tend_report(service->tend)->failed;
@@ -474,8 +503,17 @@ uint64_t service_tend(struct service *service) {
     return wait_ns;
 }
 
+/* The engine thread looks after a save that it has begun; nobody else may end it. */
+static int is_others_save(const struct service *service) {
+    return service->shared && service->staying == 0 && service->tend != NULL &&
+           snap_tend_under_way(service->tend) != NULL;
+}
+
 void service_settle(struct service *service) {
-    snap_tend_settle(service->tend);
+    while (is_others_save(service))
+        service_await(service, look_again_ns);
+    if (!service->shared || service->staying > 0)
+        snap_tend_settle(service->tend);
 }
 
 /* NOT_FOUND, without a sentence, when it is nowhere. */
@@ -497,7 +535,9 @@ static enum kv_err create_session(struct service *service, const char *name, con
                                   struct session **session_out, struct kv_diag *diag) {
     const struct session_settings settings = {
         .name = name, .policy = service->policy, .sampler = service->sampler};
-    enum kv_err err = session_create(service->engine, &settings, session_out, diag);
+    enum kv_err err = make_seat(service, diag);
+    if (err == KV_OK)
+        err = session_create(service->engine, &settings, session_out, diag);
     if (err == KV_OK && owner != NULL)
         memcpy(transfer_durable(*session_out)->owner, owner, IMAGE_OWNER_BYTES);
     return err;
@@ -507,7 +547,7 @@ enum kv_err service_session(struct service *service, const char *name,
                             const struct service_lookup *lookup, struct session **session_out,
                             struct service_opened *opened_out, struct kv_diag *diag) {
     uint8_t owner[IMAGE_OWNER_BYTES];
-    snap_tend_settle(service->tend);
+    service_settle(service);
     memset(opened_out, 0, sizeof *opened_out);
     opened_out->found = SERVICE_RESIDENT;
     enum kv_err err = session_check_name(name, diag);
@@ -550,11 +590,10 @@ static enum kv_err need_writer(const struct service *service, struct kv_diag *di
 enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag) {
     memset(receipt_out, 0, sizeof *receipt_out);
-    snap_tend_settle(service->tend);
+    service_settle(service);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_sleep(service->snapshot, session, receipt_out, diag);
-    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
 
@@ -565,7 +604,6 @@ enum kv_err service_save_tag(struct service *service, struct session *session, c
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
-    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
 
@@ -573,10 +611,151 @@ enum kv_err service_save(struct service *service, struct session *session, int i
                          struct receipt *receipt_out, struct kv_diag *diag) {
     const struct snapshot_options options = {.is_explicit = is_explicit, .ask = is_explicit};
     memset(receipt_out, 0, sizeof *receipt_out);
-    snap_tend_settle(service->tend);
+    service_settle(service);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
-    tell_refined(service);
     return show_receipt(service, receipt_out, err);
+}
+
+/* --- many threads */
+
+void service_changed(struct service *service) {
+    if (!service->shared)
+        return;
+    pthread_mutex_lock(&service->lock);
+    service->changes++;
+    pthread_cond_broadcast(&service->moved);
+    pthread_mutex_unlock(&service->lock);
+}
+
+/* Gives up waiting after `wait_ns`; the lock is held. */
+static int timed_out(struct service *service, pthread_cond_t *cond, uint64_t until_ns) {
+    const struct timespec until = {(time_t)(until_ns / second_ns), (long)(until_ns % second_ns)};
+    return pthread_cond_timedwait(cond, &service->lock, &until) != 0;
+}
+
+static uint64_t after(uint64_t wait_ns) {
+    uint64_t now_ns = kv_clock_now_ns(kv_clock_system());
+    return wait_ns > 3600 * second_ns ? now_ns + 3600 * second_ns : now_ns + wait_ns;
+}
+
+void service_await(struct service *service, uint64_t wait_ns) {
+    if (!service->shared)
+        return;
+    uint64_t until_ns = after(wait_ns);
+    int late = 0;
+    pthread_mutex_lock(&service->lock);
+    uint64_t seen = service->changes;
+    pthread_mutex_unlock(&service->lock);
+    service_leave(service);
+    pthread_mutex_lock(&service->lock);
+    while (service->changes == seen && !late)
+        late = timed_out(service, &service->moved, until_ns);
+    pthread_mutex_unlock(&service->lock);
+    service_enter(service);
+}
+
+void service_enter(struct service *service) {
+    if (service->shared)
+        baton_take(&service->baton);
+}
+
+void service_leave(struct service *service) {
+    if (service->shared)
+        baton_give(&service->baton);
+}
+
+static void kick(struct service *service) {
+    if (!service->shared)
+        return;
+    pthread_mutex_lock(&service->lock);
+    service->kicked = 1;
+    pthread_cond_signal(&service->work);
+    pthread_mutex_unlock(&service->lock);
+}
+
+/* 0 when the thread should end. */
+static int rest(struct service *service, uint64_t wait_ns) {
+    uint64_t until_ns = after(wait_ns);
+    int late = 0;
+    pthread_mutex_lock(&service->lock);
+    while (!service->kicked && !service->stop && !late)
+        late = timed_out(service, &service->work, until_ns);
+    service->kicked = 0;
+    int goes_on = !service->stop;
+    pthread_mutex_unlock(&service->lock);
+    return goes_on;
+}
+
+/* Steps while anybody listens; between steps whoever waits in line comes first. */
+static void *step_main(void *context) {
+    struct service *service = context;
+    uint64_t wait_ns = 0;
+    while (rest(service, wait_ns)) {
+        service_enter(service);
+        const char *under_way = snap_tend_under_way(service->tend);
+        wait_ns = service_tend(service);
+        if (under_way != NULL && snap_tend_under_way(service->tend) == NULL)
+            service_changed(service);
+        engine_apply(service->engine);
+        if (hearing_is_wanted(&service->hearing)) {
+            hearing_step(&service->hearing);
+            wait_ns = 0;
+        }
+        service_leave(service);
+    }
+    return NULL;
+}
+
+enum kv_err service_share(struct service *service, struct kv_diag *diag) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&service->work, &monotonic);
+    pthread_cond_init(&service->moved, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_init(&service->lock, NULL);
+    baton_init(&service->baton);
+    service->stop = 0;
+    service->shared = 1;
+    int error = pthread_create(&service->stepper, NULL, step_main, service);
+    if (error == 0)
+        return KV_OK;
+    service->shared = 0;
+    return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the engine thread");
+}
+
+void service_unshare(struct service *service) {
+    if (!service->shared)
+        return;
+    pthread_mutex_lock(&service->lock);
+    service->stop = 1;
+    pthread_cond_signal(&service->work);
+    pthread_mutex_unlock(&service->lock);
+    pthread_join(service->stepper, NULL);
+    service->shared = 0;
+    baton_release(&service->baton);
+    pthread_cond_destroy(&service->work);
+    pthread_cond_destroy(&service->moved);
+    pthread_mutex_destroy(&service->lock);
+}
+
+void service_listen(struct service *service, struct hearing_ear *ear) {
+    hearing_begin(&service->hearing, ear);
+    kick(service);
+}
+
+void service_deafen(struct service *service, struct hearing_ear *ear) {
+    hearing_end(&service->hearing, ear);
+    service_changed(service);
+}
+
+void service_hear(struct service *service, struct hearing_ear *ear, uint64_t wait_ns,
+                  struct hearing_heard *heard_out) {
+    if (service->shared)
+        hearing_wait(&service->hearing, ear, wait_ns);
+    else
+        hearing_step(&service->hearing);
+    hearing_take(&service->hearing, ear, heard_out);
 }

@@ -1,7 +1,8 @@
 /* tools/service.h - store, engine, snapshot and restore put together behind session names.
  *
  * Responsible for: opening and closing them in order, filling in struct engine_hooks, finding a
- * session by name wherever it is, putting sessions to sleep when slots are needed.
+ * session by name wherever it is, putting sessions to sleep when slots are needed; sharing all of
+ * it between threads.
  * Not responsible for: chat turns (turn.h), flags (config.h), printing.
  *
  * A service owns its store, engine, snapshot thread and every resident session. A session pointer
@@ -9,7 +10,15 @@
  * service_sleep, service_wake, service_session, service_make_room and turn_* may put any idle
  * session to sleep other than the one they work on; look a session up again by name afterwards.
  *
- * Threads: one thread, which is the engine's scheduler thread, calls everything here and in turn.h.
+ * A service that is not shared belongs to one thread, which steps the engine itself. After
+ * service_share an engine thread of its own steps, and any thread may work between service_enter
+ * and service_leave: it is the scheduler thread then. What waits (for the disk, for tokens, for a
+ * lease) lets others in meanwhile, so whoever works on a session holds its lease: nobody else
+ * touches a leased session, and it never goes to sleep by itself. In a service that is not shared
+ * all of this does nothing and costs nothing.
+ *
+ * Threads: the scheduler thread, as said above, calls everything here and in turn.h, but for what
+ * says otherwise.
  * Units: bytes, slots, tokens.
  * Errors: those of engine.h, store.h, snapshot.h and restore.h, unchanged; the diag has the remedy.
  */
@@ -24,6 +33,8 @@
 #include "store/store.h"
 
 struct service;
+
+typedef uint64_t (*service_receipt)(void *context, const struct receipt *receipt);
 
 /* Every field is set by the caller; service_settings_usual fills all but the paths. Strings are
  * borrowed for the call, alloc, clock and door until service_close. */
@@ -52,14 +63,13 @@ struct service_settings {
     uint64_t shuffle_seed;
     uint32_t queue_max; /* blocks and saves waiting for the writer */
     uint32_t probes;    /* chosen before sleep, asked at a wake; 0: none */
-    int eager;          /* wakes answer at the ladder's floor, the rest comes behind */
-    int fit;            /* wakes that find too few slots stay at the ladder's floor, and say so */
     /* When sessions go to sleep by themselves: unused for idle_ns (0: never), or fewer than low
      * percent of the slots free, until high percent are. */
     uint64_t idle_ns;
     uint32_t slots_low_percent, slots_high_percent;
-    /* Sees every receipt of a save, a sleep, a wake and what came behind it; may be NULL. */
-    void (*receipt)(void *context, const struct receipt *receipt);
+    /* Sees every receipt of a save, a sleep and a wake and returns the id it is kept under, 0 when
+     * it is not; may be NULL. */
+    service_receipt receipt;
     void *receipt_context;
     struct image_policy policy;   /* of new sessions */
     struct image_sampler sampler; /* of new sessions */
@@ -79,12 +89,59 @@ void service_close(struct service *service);
 enum kv_err service_read_model(const char *path, const struct kv_alloc *alloc, uint8_t **bytes_out,
                                uint64_t *size_out, struct kv_diag *diag);
 
+/* From now on many threads: starts the engine thread. The caller is not the scheduler thread
+ * afterwards. NOMEM. */
+enum kv_err service_share(struct service *service, struct kv_diag *diag);
+/* The engine thread ends; the caller is the only thread again. Nobody else is at work. */
+void service_unshare(struct service *service);
+void service_enter(struct service *service);
+void service_leave(struct service *service);
+/* Lets others in until something changed (a session, a lease, slots) or so long. */
+void service_await(struct service *service, uint64_t wait_ns);
+/* After a change that service_await is for and that was not made through this header. */
+void service_changed(struct service *service);
+
+/* How long somebody waits, and who may end it. */
+struct service_patience {
+    uint64_t deadline_ns;            /* monotonic; UINT64_MAX: for ever */
+    int (*cancelled)(void *context); /* looked at while waiting; may be NULL */
+    void *context;
+};
+/* On the stack of whoever holds it; first come, first served. */
+struct service_lease {
+    char name[IMAGE_NAME_BYTES_MAX + 1]; /* "" when not held */
+    int to_sleep;                        /* of service.c: goes to sleep */
+    struct service_lease *next;
+};
+/* BUSY when the deadline passes, CANCELLED. The name need not exist. */
+enum kv_err service_lease(struct service *service, const char *name,
+                          const struct service_patience *patience, struct service_lease *lease_out,
+                          struct kv_diag *diag);
+void service_lease_end(struct service *service, struct service_lease *lease);
+int service_is_leased(struct service *service, const char *name);
+/* 1 when somebody else holds a lease or waits for one: what is used up now may come free. */
+int service_has_others(struct service *service, const struct service_lease *lease);
+
+/* Listening to the work of one session (hearing.h), from service_listen to service_deafen. */
+struct hearing_ear;
+struct hearing_heard;
+void service_listen(struct service *service, struct hearing_ear *ear);
+void service_deafen(struct service *service, struct hearing_ear *ear);
+/* Not as the scheduler thread, unless the service is not shared: waits until the session has said
+ * something, for at most `wait_ns`, and takes it. */
+void service_hear(struct service *service, struct hearing_ear *ear, uint64_t wait_ns,
+                  struct hearing_heard *heard_out);
+
 struct engine *service_engine(struct service *service);
 struct store *service_store(struct service *service);
 struct snapshot *service_snapshot(struct service *service); /* NULL when read-only */
 const struct restore_source *service_source(struct service *service);
 const struct kv_alloc *service_alloc(struct service *service);
 const struct kv_clock *service_clock(struct service *service);
+/* Another one for receipts from now on. */
+void service_on_receipt(struct service *service, service_receipt receipt, void *context);
+/* The id of the newest receipt; 0: it is not kept. */
+uint64_t service_receipt_id(const struct service *service);
 /* What the hooks could not report by a code, such as an idle session that could not be put to
  * sleep; "" when nothing. Cleared by service_open only. */
 const char *service_note(const struct service *service);
@@ -117,13 +174,10 @@ enum kv_err service_session(struct service *service, const char *name,
                             struct service_opened *opened_out, struct kv_diag *diag);
 
 /* Makes room for the plan of `name`, then wakes it. EXISTS when it is resident. `options` NULL:
- * needles and probes asked, no progress. Eager also where the settings say so; fit as
- * they say. */
+ * needles and probes asked, no progress. */
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);
-/* Waits for what comes behind `session`; 1 and its receipt when that was anything. */
-int service_refine(struct service *service, struct session *session, struct receipt *receipt_out);
 /* Needles asked, everything durable, then off the device. On an error it stays resident. */
 enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag);

@@ -8,6 +8,7 @@
 
 #include "engine/model/tokenizer.h"
 #include "store/base/bytes.h"
+#include "tools/hearing.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -33,22 +34,16 @@ static unsigned open_flags(const struct service *service, const struct session_i
     return 0;
 }
 
-/* One rendered turn: ids and whose they are. */
-struct rendered {
-    struct tokenizer_ids ids;
-    struct template_spans spans;
-};
-
-static void rendered_release(struct service *service, struct rendered *rendered) {
+void turn_rendered_release(struct service *service, struct turn_rendered *rendered) {
     kv_alloc_release(service_alloc(service), rendered->ids.items);
     kv_alloc_release(service_alloc(service), rendered->spans.items);
 }
 
-static enum kv_err render(struct service *service, const struct template_turns *turns,
-                          struct rendered *rendered_out, struct kv_diag *diag) {
+enum kv_err turn_render(struct service *service, const struct template_turns *turns,
+                        struct turn_rendered *rendered_out, struct kv_diag *diag) {
     const struct kv_alloc *alloc = service_alloc(service);
     const struct template *tmpl = engine_template(service_engine(service));
-    struct rendered rendered;
+    struct turn_rendered rendered;
     memset(&rendered, 0, sizeof rendered);
     uint64_t bytes = template_default_system(tmpl).size_bytes + 256;
     for (size_t i = 0; i < turns->count; i++)
@@ -70,11 +65,11 @@ static enum kv_err render(struct service *service, const struct template_turns *
     if (err == KV_OK)
         *rendered_out = rendered;
     else
-        rendered_release(service, &rendered);
+        turn_rendered_release(service, &rendered);
     return err;
 }
 
-static enum image_role role_of(enum template_role role) {
+enum image_role turn_role(enum template_role role) {
     switch (role) {
     case TEMPLATE_SYSTEM:
         return IMAGE_SYSTEM;
@@ -85,24 +80,9 @@ static enum image_role role_of(enum template_role role) {
     }
 }
 
-/* A session that woke at the floor for want of slots gets its planes once there are slots for all
- * of them; until then it needs those of its new blocks only. */
-static uint32_t need_at_floor(struct service *service, struct session *session,
-                              const struct session_info *info, uint32_t need) {
-    struct engine *engine = service_engine(service);
-    struct engine_slots slots;
-    engine_slots(engine, &slots);
-    uint32_t free = slots.free > slots.reserve ? slots.free - slots.reserve : 0;
-    if (need <= info->slots + free) {
-        session_refine(session);
-        return need;
-    }
-    return info->slots + need - engine_plan_slots(engine, &info->policy, info->n_kv);
-}
-
 /* Refuses before anything is fed: context first, then slots. */
 static enum kv_err admit(struct service *service, struct session *session, uint64_t new_tokens,
-                         uint64_t tokens_max, struct kv_diag *diag) {
+                         uint64_t tokens_max, uint32_t *slots_out, struct kv_diag *diag) {
     struct session_info info;
     struct engine_model model;
     session_info(session, &info);
@@ -118,12 +98,11 @@ static enum kv_err admit(struct service *service, struct session *session, uint6
     if (longest > model.context_tokens)
         longest = model.context_tokens;
     uint32_t need = engine_plan_slots(service_engine(service), &info.policy, longest);
-    if (info.held_at_floor)
-        need = need_at_floor(service, session, &info, need);
+    *slots_out = need;
     return need > info.slots ? service_make_room(service, need - info.slots, session, diag) : KV_OK;
 }
 
-static enum kv_err feed(struct session *session, const struct rendered *rendered,
+static enum kv_err feed(struct session *session, const struct turn_rendered *rendered,
                         struct kv_diag *diag) {
     size_t at = 0;
     for (size_t i = 0; i < rendered->spans.count; i++) {
@@ -132,7 +111,7 @@ static enum kv_err feed(struct session *session, const struct rendered *rendered
         if (end == at)
             continue;
         enum kv_err err = session_feed(session, rendered->ids.items + at, (uint32_t)(end - at),
-                                       role_of(span->role), diag);
+                                       turn_role(span->role), diag);
         if (err != KV_OK)
             return err;
         at = end;
@@ -140,72 +119,7 @@ static enum kv_err feed(struct session *session, const struct rendered *rendered
     return KV_OK;
 }
 
-static enum kv_err resume(struct service *service, struct session *session, uint32_t tokens_max,
-                          uint64_t *tokens_fed_out, struct kv_diag *diag) {
-    *tokens_fed_out = 0;
-    enum kv_err err = admit(service, session, 0, tokens_max, diag);
-    return err == KV_OK ? session_generate(session, tokens_max, diag) : err;
-}
-
-enum kv_err turn_begin(struct service *service, struct session *session,
-                       const struct turn_options *options, uint64_t *tokens_fed_out,
-                       struct kv_diag *diag) {
-    struct session_info info;
-    struct rendered rendered;
-    session_info(session, &info);
-    struct template_turns turns = {.messages = options->messages,
-                                   .count = options->message_count,
-                                   .flags = open_flags(service, &info, service_engine(service))};
-    if (options->tokens_max > 0)
-        turns.flags |= TEMPLATE_ASK;
-    if (options->resume)
-        return resume(service, session, options->tokens_max, tokens_fed_out, diag);
-    enum kv_err err = render(service, &turns, &rendered, diag);
-    if (err != KV_OK)
-        return err;
-    KV_TRY(admit(service, session, rendered.ids.count, options->tokens_max, diag));
-    *tokens_fed_out = rendered.ids.count;
-    KV_TRY(feed(session, &rendered, diag));
-    if (options->tokens_max > 0)
-        KV_TRY(session_generate(session, options->tokens_max, diag));
-done:
-    rendered_release(service, &rendered);
-    return err;
-}
-
-/* --- stepping */
-
-enum kv_err turn_step_all(struct service *service, turn_event each, void *context,
-                          struct kv_diag *diag) {
-    const struct kv_alloc *alloc = service_alloc(service);
-    uint32_t room = 0;
-    while (session_at(service_engine(service), room) != NULL)
-        room++;
-    struct engine_event *events = kv_alloc_zeroed(alloc, 2 * room + 2, sizeof *events);
-    enum kv_err first = KV_OK;
-    if (events == NULL)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for events");
-    for (;;) {
-        uint32_t count = 0;
-        struct kv_diag failed = {""};
-        enum kv_err err = engine_step(service_engine(service), events, &count, &failed);
-        for (uint32_t i = 0; err == KV_OK && i < count; i++) {
-            if (events[i].kind == ENGINE_FAILED && first == KV_OK) {
-                first = events[i].err;
-                if (diag != NULL)
-                    *diag = failed;
-            }
-            if (each != NULL && !each(context, &events[i]))
-                err = kv_diag_set(&failed, KV_ERR_CANCELLED, "stopped");
-        }
-        if (err != KV_OK && first == KV_OK && diag != NULL)
-            *diag = failed;
-        if (err != KV_OK || count == 0) {
-            kv_alloc_release(alloc, events);
-            return first != KV_OK ? first : err;
-        }
-    }
-}
+/* --- one session's work, from feeding to its last word */
 
 struct running {
     struct service *service;
@@ -214,10 +128,88 @@ struct running {
     struct turn_result *result;
     struct tokenizer_stream stream;
     size_t text_capacity;
-    uint64_t n_kv_before, started_ns, decode_from_ns;
-    int over;
+    uint32_t slots;
+    uint64_t n_kv_before, n_kv_told, started_ns, decode_from_ns;
     enum kv_err err;
 };
+
+static enum kv_err begin(struct running *running, struct kv_diag *diag) {
+    struct service *service = running->service;
+    struct session *session = running->session;
+    const struct turn_options *options = running->options;
+    struct session_info info;
+    struct turn_rendered rendered;
+    session_info(session, &info);
+    struct template_turns turns = {.messages = options->messages,
+                                   .count = options->message_count,
+                                   .flags = open_flags(service, &info, service_engine(service))};
+    if (options->tokens_max > 0)
+        turns.flags |= TEMPLATE_ASK;
+    memset(&rendered, 0, sizeof rendered);
+    enum kv_err err = KV_OK;
+    if (!options->resume)
+        KV_TRY(turn_render(service, &turns, &rendered, diag));
+    KV_TRY(admit(service, session, rendered.ids.count, options->tokens_max, &running->slots, diag));
+    running->result->tokens_fed = rendered.ids.count;
+    KV_TRY(feed(session, &rendered, diag));
+    if (options->tokens_max > 0)
+        KV_TRY(session_generate(session, options->tokens_max, diag));
+done:
+    turn_rendered_release(service, &rendered);
+    return err;
+}
+
+/* Clients that are gone and deadlines are looked at so often at least. */
+static const uint64_t listen_ns = 50000000;
+
+enum kv_err turn_listen(struct service *service, struct hearing_ear *ear, turn_heard heard,
+                        void *context, struct kv_diag *diag) {
+    struct hearing_heard now = {0};
+    int stop = 0, stopped = 0;
+    service_listen(service, ear);
+    service_leave(service);
+    while (!now.over) {
+        service_hear(service, ear, listen_ns, &now);
+        heard(context, &now, &stop);
+        if (!stop || stopped || now.over)
+            continue;
+        stopped = 1;
+        service_enter(service);
+        session_cancel(ear->session);
+        service_leave(service);
+    }
+    service_enter(service);
+    service_deafen(service, ear);
+    return now.err == KV_OK ? KV_OK : kv_diag_set(diag, now.err, "%s", now.diag.text);
+}
+
+struct working {
+    const struct turn_work *work;
+    uint64_t n_kv;
+    int stopped;
+};
+
+static void on_work(void *context, const struct hearing_heard *heard, int *stop_out) {
+    struct working *working = context;
+    const struct turn_work *work = working->work;
+    if (heard->n_kv > working->n_kv && work->prefilled != NULL)
+        work->prefilled(work->context, heard->n_kv, heard->n_kv);
+    working->n_kv = heard->n_kv > working->n_kv ? heard->n_kv : working->n_kv;
+    if (!heard->over && !working->stopped && work->cancelled != NULL &&
+        work->cancelled(work->context))
+        working->stopped = 1;
+    *stop_out = working->stopped;
+}
+
+enum kv_err turn_work(struct service *service, struct session *session,
+                      const struct turn_work *work, struct kv_diag *diag) {
+    struct hearing_ear ear = {.session = session};
+    struct working working = {.work = work};
+    enum kv_err err = turn_listen(service, &ear, on_work, &working, diag);
+    if (err == KV_OK && working.stopped)
+        err = kv_diag_set(diag, KV_ERR_CANCELLED, "stopped");
+    return err;
+}
 
 static void answer_text(struct running *running, const char *text, size_t bytes) {
     struct turn_result *result = running->result;
@@ -234,10 +226,8 @@ static void answer_text(struct running *running, const char *text, size_t bytes)
     result->text_bytes += bytes;
     result->text[result->text_bytes] = 0;
     if (running->options->stream != NULL &&
-        !running->options->stream(running->options->context, text, bytes)) {
+        !running->options->stream(running->options->context, text, bytes))
         result->cancelled = 1;
-        session_cancel(running->session);
-    }
 }
 
 static void answer_token(struct running *running, uint32_t token) {
@@ -254,30 +244,31 @@ static void answer_token(struct running *running, uint32_t token) {
     }
 }
 
-static int on_event(void *context, const struct engine_event *event) {
+static void tell_prefilled(struct running *running, uint64_t n_kv) {
+    const struct turn_options *options = running->options;
+    uint64_t done = n_kv - running->n_kv_before;
+    if (options->prefilled == NULL || n_kv <= running->n_kv_told || running->decode_from_ns != 0)
+        return;
+    running->n_kv_told = n_kv;
+    if (done > running->result->tokens_fed)
+        done = running->result->tokens_fed;
+    options->prefilled(options->context, done, running->result->tokens_fed);
+}
+
+static void on_heard(void *context, const struct hearing_heard *heard, int *stop_out) {
     struct running *running = context;
     const struct turn_options *options = running->options;
-    uint64_t now_ns = kv_clock_now_ns(service_clock(running->service));
-    if (event->session == running->session) {
-        if (event->kind == ENGINE_PREFILLED && options->prefilled != NULL)
-            options->prefilled(options->context, event->n_kv - running->n_kv_before,
-                               running->result->tokens_fed);
-        if (event->kind == ENGINE_TOKEN) {
-            if (running->decode_from_ns == 0)
-                running->decode_from_ns = now_ns;
-            answer_token(running, event->token);
-        }
-        if (event->kind == ENGINE_DONE || event->kind == ENGINE_FAILED) {
-            running->result->done = event->done;
-            running->over = 1;
-        }
-    }
-    if (!running->over && !running->result->cancelled && options->cancelled != NULL &&
-        options->cancelled(options->context)) {
+    tell_prefilled(running, heard->n_kv);
+    if (heard->token_count > 0 && running->decode_from_ns == 0)
+        running->decode_from_ns = kv_clock_now_ns(service_clock(running->service));
+    for (size_t i = 0; i < heard->token_count; i++)
+        answer_token(running, heard->tokens[i]);
+    if (heard->over)
+        running->result->done = heard->done;
+    else if (!running->result->cancelled && options->cancelled != NULL &&
+             options->cancelled(options->context))
         running->result->cancelled = 1;
-        session_cancel(running->session);
-    }
-    return 1;
+    *stop_out = running->result->cancelled;
 }
 
 static void finish_answer(struct running *running) {
@@ -299,11 +290,12 @@ enum kv_err turn_run(struct service *service, struct session *session,
     struct session_info info;
     memset(result_out, 0, sizeof *result_out);
     session_info(session, &info);
-    running.n_kv_before = info.n_kv;
+    running.n_kv_before = running.n_kv_told = info.n_kv;
     running.started_ns = kv_clock_now_ns(service_clock(service));
-    enum kv_err err = turn_begin(service, session, options, &result_out->tokens_fed, diag);
+    enum kv_err err = begin(&running, diag);
+    struct hearing_ear ear = {.session = session, .slots_planned = running.slots};
     if (err == KV_OK)
-        err = turn_step_all(service, on_event, &running, diag);
+        err = turn_listen(service, &ear, on_heard, &running, diag);
     if (err != KV_OK)
         return err;
     finish_answer(&running);
@@ -330,9 +322,11 @@ enum kv_err turn_rewind(struct service *service, struct session *session, uint64
     if (err != KV_OK)
         return err;
     /* Blocks that were far from the end are near it now: finer planes come before a step reads. */
-    while (session_promoting(session) && engine_apply(service_engine(service)))
-        ;
-    err = turn_step_all(service, NULL, NULL, diag);
+    while (session_promoting(session))
+        engine_apply(service_engine(service));
+    session_info(session, &after);
+    if (err == KV_OK && after.state == SESSION_ACTIVE)
+        err = turn_work(service, session, &(struct turn_work){.prefilled = NULL}, diag);
     session_info(session, &after);
     *prefilled_out = after.tokens_prefilled - before.tokens_prefilled;
     return err;
@@ -342,13 +336,13 @@ enum kv_err turn_last(struct service *service, struct session *session, struct t
                       struct kv_diag *diag) {
     const struct template_turns opening = {.flags = TEMPLATE_ASK};
     struct session_info info;
-    struct rendered rendered;
+    struct turn_rendered rendered;
     session_info(session, &info);
     const struct image_span *answer = info.role_count > 1 ? &info.roles[info.role_count - 1] : NULL;
     if (answer == NULL || answer->role != IMAGE_ASSISTANT || answer[-1].role != IMAGE_USER)
         return kv_diag_set(diag, KV_ERR_NOT_FOUND,
                            "session %s does not end with an answer to a message", info.name);
-    enum kv_err err = render(service, &opening, &rendered, diag);
+    enum kv_err err = turn_render(service, &opening, &rendered, diag);
     if (err != KV_OK)
         return err;
     size_t count = rendered.ids.count;
@@ -359,7 +353,7 @@ enum kv_err turn_last(struct service *service, struct session *session, struct t
                           info.name);
     else
         *last_out = (struct turn_last){answer[-1].first, answer->first + count};
-    rendered_release(service, &rendered);
+    turn_rendered_release(service, &rendered);
     return err;
 }
 
@@ -393,15 +387,15 @@ static enum kv_err cut_document(struct service *service, unsigned flags,
             cut = bytes;
         struct template_message message = {TEMPLATE_USER, document->text, cut};
         struct template_turns turns = {&message, 1, flags};
-        struct rendered rendered;
-        enum kv_err err = render(service, &turns, &rendered, diag);
+        struct turn_rendered rendered;
+        enum kv_err err = turn_render(service, &turns, &rendered, diag);
         if (err != KV_OK)
             return err;
         if (rendered.ids.count <= room_tokens)
             fits = cut;
         else
             too_long = bytes;
-        rendered_release(service, &rendered);
+        turn_rendered_release(service, &rendered);
     }
     *bytes_out = whole_characters(document->text, fits, document->text_bytes);
     return KV_OK;

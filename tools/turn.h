@@ -4,7 +4,8 @@
  * left open, feeding, generating, whole characters while tokens arrive, saving the turn.
  * Not responsible for: finding sessions (service.h) or what a person sees (cmd_*.c).
  *
- * Threads: as service.h; the callbacks run on the calling thread.
+ * Threads: as service.h; the callbacks run on the calling thread, which is not the scheduler thread
+ * then when the service is shared: they must not touch sessions.
  * Units: tokens, nanoseconds.
  * Errors: LIMIT (session, text and context sizes named; nothing was fed), NO_SLOTS, DEVICE, NOMEM,
  * and those of service_save. After an error of the save the session is resident and whole.
@@ -17,7 +18,7 @@
 
 /* Text of the answer in whole characters, not terminated; 0 stops the generation. */
 typedef int (*turn_stream)(void *context, const char *text, size_t text_bytes);
-/* Looked at between steps: 1 stops the generation, what was generated stays. */
+/* Looked at often: 1 stops the generation, what was generated stays. */
 typedef int (*turn_cancelled)(void *context);
 typedef void (*turn_prefilled)(void *context, uint64_t tokens_done, uint64_t tokens_all);
 
@@ -52,16 +53,33 @@ enum kv_err turn_run(struct service *service, struct session *session,
                      struct kv_diag *diag);
 void turn_result_release(struct service *service, struct turn_result *result);
 
-/* The first half of turn_run, for several sessions in one batch: feeds and, with tokens_max > 0,
- * asks the engine to generate. Then turn_step_all. Callbacks and `save` are not used. */
-enum kv_err turn_begin(struct service *service, struct session *session,
-                       const struct turn_options *options, uint64_t *tokens_fed_out,
-                       struct kv_diag *diag);
-/* Steps until no session has anything to do. `each` (may be NULL) sees every event; 0 stops with
- * CANCELLED. A failed session does not stop the others; the first failure is returned. */
-typedef int (*turn_event)(void *context, const struct engine_event *event);
-enum kv_err turn_step_all(struct service *service, turn_event each, void *context,
-                          struct kv_diag *diag);
+/* The parts of turn_run for who does more between them. */
+struct turn_rendered {
+    struct tokenizer_ids ids;
+    struct template_spans spans; /* whose they are */
+};
+/* Any thread. LIMIT, INVALID, NOMEM; on KV_OK to be released. */
+enum kv_err turn_render(struct service *service, const struct template_turns *turns,
+                        struct turn_rendered *rendered_out, struct kv_diag *diag);
+void turn_rendered_release(struct service *service, struct turn_rendered *rendered);
+enum image_role turn_role(enum template_role role);
+/* Listens until the session is done; what it failed with. `heard` does not run as the scheduler
+ * thread; with `*stop_out` 1 the session is cancelled. */
+struct hearing_ear;
+struct hearing_heard;
+typedef void (*turn_heard)(void *context, const struct hearing_heard *heard, int *stop_out);
+enum kv_err turn_listen(struct service *service, struct hearing_ear *ear, turn_heard heard,
+                        void *context, struct kv_diag *diag);
+
+/* Until what `session` was fed is prefilled and what it generates is done; others work along. An
+ * ear of the caller may listen for more. CANCELLED, and what the session failed with. */
+struct turn_work {
+    turn_prefilled prefilled; /* with n_kv; may be NULL, as the next */
+    turn_cancelled cancelled;
+    void *context;
+};
+enum kv_err turn_work(struct service *service, struct session *session,
+                      const struct turn_work *work, struct kv_diag *diag);
 
 /* Feeds `text` as one closed user turn, cut at a token so that the session holds at most
  * `tokens_end` tokens afterwards, and prefills it. For pasted documents of a given length. */

@@ -1,0 +1,260 @@
+/* tools/serve.c - one service shared by many threads: open, count, picture, stop.
+ *
+ * Responsible for: the bounded queue, receipts and totals, the picture, the orderly end.
+ * Not responsible for: a turn (serve_turn.c).
+ */
+#include "tools/serve.h"
+
+#include "engine/transfer.h"
+#include "tools/serve_inner.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const uint64_t second_ns = 1000000000;
+
+/* --- receipts */
+
+static void count_receipt(struct serve_totals *totals, const struct receipt *receipt) {
+    uint64_t bytes = receipt->door_bytes;
+    int woken = receipt->operation == RECEIPT_RESTORE;
+    if (receipt->err != KV_OK) {
+        *(woken ? &totals->wakes_refused : &totals->saves_failed) += 1;
+    } else if (woken) {
+        totals->wakes++;
+        totals->restore_bytes += bytes;
+        totals->restore_ns += receipt->wall_ns;
+    } else {
+        *(receipt->operation == RECEIPT_SLEEP ? &totals->sleeps : &totals->saves) += 1;
+        totals->spill_bytes += bytes;
+        totals->spill_ns += receipt->wall_ns;
+    }
+    totals->fingerprints_equal +=
+        receipt->fingerprint == RECEIPT_BITS_EQUAL || receipt->fingerprint == RECEIPT_TOP_EQUAL;
+    totals->fingerprints_different += receipt->fingerprint == RECEIPT_DIFFERENT;
+    totals->probes_asked += receipt->probes_asked;
+    totals->probes_passed += receipt->probes_passed;
+    totals->needles_asked += receipt->needles_asked;
+    totals->needles_passed += receipt->needles_passed;
+}
+
+static uint64_t on_receipt(void *context, const struct receipt *receipt) {
+    struct serve *serve = context;
+    uint64_t id =
+        serve->settings.keep != NULL ? receipt_keep_add(serve->settings.keep, receipt) : 0;
+    pthread_mutex_lock(&serve->lock);
+    count_receipt(&serve->totals, receipt);
+    size_t at = serve->receipt_next++ % SERVE_RECEIPTS;
+    serve->receipts[at] = *receipt;
+    serve->receipt_ids[at] = id;
+    pthread_mutex_unlock(&serve->lock);
+    serve_inner_log(serve, "%s session=%s tokens=%llu ms=%llu receipt=%016llx%s%s",
+                    receipt_operation_name(receipt->operation), receipt->name,
+                    (unsigned long long)receipt->tokens,
+                    (unsigned long long)(receipt->wall_ns / 1000000), (unsigned long long)id,
+                    receipt->err != KV_OK ? " refused: " : "",
+                    receipt->err != KV_OK ? receipt->reason : "");
+    return id;
+}
+
+void serve_inner_log(struct serve *serve, const char *format, ...) {
+    char line[1024];
+    va_list arguments;
+    if (serve->settings.log == NULL)
+        return;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    serve->settings.log(serve->settings.log_context, line);
+}
+
+int serve_inner_hurry(struct serve *serve) {
+    pthread_mutex_lock(&serve->lock);
+    int hurry = serve->hurry;
+    pthread_mutex_unlock(&serve->lock);
+    return hurry;
+}
+
+/* --- opening */
+
+enum kv_err serve_open(struct service *service, const struct serve_settings *settings,
+                       struct serve **serve_out, struct kv_diag *diag) {
+    const struct kv_alloc *alloc = service_alloc(service);
+    struct serve *serve = kv_alloc_zeroed(alloc, 1, sizeof *serve);
+    if (serve == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to serve");
+    serve->service = service;
+    serve->settings = *settings;
+    serve->alloc = *alloc;
+    serve->clock = service_clock(service);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&serve->gone, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_init(&serve->lock, NULL);
+    service_on_receipt(service, on_receipt, serve);
+    enum kv_err err = service_share(service, diag);
+    if (err == KV_OK)
+        *serve_out = serve;
+    else
+        serve_close(serve);
+    return err;
+}
+
+void serve_close(struct serve *serve) {
+    if (serve == NULL)
+        return;
+    service_unshare(serve->service);
+    service_on_receipt(serve->service, NULL, NULL);
+    pthread_cond_destroy(&serve->gone);
+    pthread_mutex_destroy(&serve->lock);
+    struct kv_alloc alloc = serve->alloc;
+    kv_alloc_release(&alloc, serve);
+}
+
+struct service *serve_service(struct serve *serve) {
+    return serve->service;
+}
+
+int serve_is_ready(struct serve *serve) {
+    pthread_mutex_lock(&serve->lock);
+    int ready = !serve->stopping;
+    pthread_mutex_unlock(&serve->lock);
+    return ready;
+}
+
+/* --- the picture */
+
+static void picture_session(struct serve *serve, struct session *session, uint64_t now_ns,
+                            struct serve_session *out) {
+    struct session_info info;
+    session_info(session, &info);
+    *out = (struct serve_session){.state = info.state,
+                                  .leased = service_is_leased(serve->service, info.name),
+                                  .n = info.n,
+                                  .n_kv = info.n_kv,
+                                  .slots = info.slots,
+                                  .blocks = info.blocks,
+                                  .blocks_durable = info.blocks_durable};
+    memcpy(out->name, info.name, strlen(info.name) + 1);
+    memcpy(out->tier_blocks, info.tier_blocks, sizeof out->tier_blocks);
+    out->idle_ns = now_ns > info.last_used_ns ? now_ns - info.last_used_ns : 0;
+}
+
+static enum kv_err picture_sessions(struct serve *serve, struct serve_picture *picture) {
+    struct engine *engine = service_engine(serve->service);
+    uint64_t now_ns = kv_clock_now_ns(serve->clock);
+    uint32_t count = 0;
+    while (session_at(engine, count) != NULL)
+        count++;
+    picture->sessions = kv_alloc_zeroed(&serve->alloc, count + 1, sizeof *picture->sessions);
+    if (picture->sessions == NULL)
+        return KV_ERR_NOMEM;
+    for (uint32_t i = 0; i < count; i++)
+        picture_session(serve, session_at(engine, i), now_ns, &picture->sessions[i]);
+    picture->session_count = count;
+    return KV_OK;
+}
+
+static void picture_receipts(struct serve *serve, struct serve_picture *picture) {
+    uint64_t have = serve->receipt_next;
+    picture->receipt_count = have < SERVE_RECEIPTS ? (uint32_t)have : SERVE_RECEIPTS;
+    for (uint32_t i = 0; i < picture->receipt_count; i++) {
+        size_t at = (have - 1 - i) % SERVE_RECEIPTS;
+        picture->receipts[i] = serve->receipts[at];
+        picture->receipt_ids[i] = serve->receipt_ids[at];
+    }
+}
+
+enum kv_err serve_picture(struct serve *serve, struct serve_picture *picture_out,
+                          struct kv_diag *diag) {
+    struct service *service = serve->service;
+    struct store_stats stats;
+    memset(picture_out, 0, sizeof *picture_out);
+    service_enter(service);
+    engine_slots(service_engine(service), &picture_out->slots);
+    engine_model(service_engine(service), &picture_out->model);
+    enum kv_err err = picture_sessions(serve, picture_out);
+    if (service_snapshot(service) != NULL)
+        snapshot_backlog(service_snapshot(service), &picture_out->spill_queue,
+                         &picture_out->write_budget_wait_ns);
+    strncpy(picture_out->note, service_note(service), sizeof picture_out->note - 1);
+    service_leave(service);
+    if (err != KV_OK)
+        return kv_diag_set(diag, err, "no memory for the picture");
+    store_stats_get(service_store(service), &stats);
+    picture_out->store_bytes = stats.segment_bytes + stats.index_bytes;
+    picture_out->store_bytes_max = stats.bytes_max;
+    pthread_mutex_lock(&serve->lock);
+    picture_out->requests_now = serve->requests;
+    picture_out->requests_max = serve->settings.requests_max;
+    picture_out->totals = serve->totals;
+    picture_out->stopping = serve->stopping;
+    picture_receipts(serve, picture_out);
+    pthread_mutex_unlock(&serve->lock);
+    return KV_OK;
+}
+
+void serve_picture_release(struct serve *serve, struct serve_picture *picture) {
+    kv_alloc_release(&serve->alloc, picture->sessions);
+    picture->sessions = NULL;
+}
+
+/* --- the end */
+
+static void await_requests(struct serve *serve, uint64_t grace_ns) {
+    uint64_t until_ns = kv_clock_now_ns(kv_clock_system()) + grace_ns;
+    const struct timespec until = {(time_t)(until_ns / second_ns), (long)(until_ns % second_ns)};
+    pthread_mutex_lock(&serve->lock);
+    serve->stopping = 1;
+    while (serve->requests > 0 && !serve->hurry)
+        if (pthread_cond_timedwait(&serve->gone, &serve->lock, &until) != 0)
+            break;
+    serve->hurry = 1;
+    while (serve->requests > 0)
+        pthread_cond_wait(&serve->gone, &serve->lock);
+    pthread_mutex_unlock(&serve->lock);
+}
+
+void serve_hurry(struct serve *serve) {
+    pthread_mutex_lock(&serve->lock);
+    serve->hurry = 1;
+    pthread_cond_broadcast(&serve->gone);
+    pthread_mutex_unlock(&serve->lock);
+}
+
+static int is_unsaved(struct session *session) {
+    const struct transfer_durable *durable = transfer_durable(session);
+    struct session_info info;
+    session_info(session, &info);
+    return info.n_kv > 0 && (durable->snapshot == 0 || durable->n_kv != info.n_kv);
+}
+
+/* Every turn that was answered is saved already; what is left was fed by somebody who went away in
+ * between, or failed to save before. */
+static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
+    struct service *service = serve->service;
+    enum kv_err first = KV_OK;
+    service_enter(service);
+    snapshot_drain(service_snapshot(service));
+    struct session *session;
+    for (uint32_t i = 0; (session = session_at(service_engine(service), i)) != NULL; i++) {
+        struct kv_diag own = {""};
+        struct receipt receipt;
+        if (!is_unsaved(session))
+            continue;
+        enum kv_err err = service_save(service, session, 0, &receipt, &own);
+        if (err == KV_OK || first != KV_OK)
+            continue;
+        first = kv_diag_set(diag, err, "%s", own.text);
+    }
+    service_leave(service);
+    return first;
+}
+
+enum kv_err serve_stop(struct serve *serve, uint64_t grace_ns, struct kv_diag *diag) {
+    await_requests(serve, grace_ns);
+    return save_all(serve, diag);
+}

@@ -1,0 +1,38 @@
+/* tools/serve_inner.h - what the files of the service for many threads share.
+ *
+ * Responsible for: struct serve and what serve_turn.c needs of serve.c.
+ * Not responsible for: the contract (serve.h).
+ *
+ * Threads: `lock` guards what stands behind it; it is held for no wait.
+ * Units: as serve.h.
+ */
+#ifndef TOOLS_SERVE_INNER_H
+#define TOOLS_SERVE_INNER_H
+
+#include "tools/receipt_keep.h"
+#include "tools/serve.h"
+
+#include <pthread.h>
+
+struct serve {
+    struct service *service;
+    struct serve_settings settings;
+    struct kv_alloc alloc;
+    const struct kv_clock *clock;
+
+    pthread_mutex_t lock;
+    pthread_cond_t gone; /* a request ended */
+    uint32_t requests;
+    int stopping; /* requests are refused; those under way end … */
+    int hurry;    /* … at the next step */
+    struct serve_totals totals;
+    struct receipt receipts[SERVE_RECEIPTS]; /* a ring */
+    uint64_t receipt_ids[SERVE_RECEIPTS];
+    uint64_t receipt_next;
+};
+
+void serve_inner_log(struct serve *serve, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+int serve_inner_hurry(struct serve *serve);
+
+#endif
