@@ -1,6 +1,6 @@
 /* tools/service.c - store, engine, snapshot and restore put together behind session names.
  *
- * * Responsible for: order of opening and closing, the hooks, least-recently-used sleep, leases, the
+ * Responsible for: order of opening and closing, the hooks, least-recently-used sleep, leases, the
  * engine thread.
  * Not responsible for: turns (turn.c), printing.
  *
