@@ -197,6 +197,7 @@ enum kv_err engine_open(const struct engine_settings *settings, const void *mode
     engine->singles_max =
         settings->sessions_max < FORWARD_SINGLES_MAX ? settings->sessions_max : FORWARD_SINGLES_MAX;
     posts_init(&engine->posts);
+    posts_init(&engine->behind);
     pthread_mutex_init(&engine->lane_in, NULL);
     KV_TRY(open_device(engine, model_size, diag));
     KV_TRY(open_model(engine, model_bytes, model_size, diag));
@@ -215,7 +216,8 @@ void engine_close(struct engine *engine) {
     if (!engine)
         return;
     alloc = engine->settings.alloc;
-    engine_apply(engine);
+    while (engine_apply(engine))
+        ;
     while (engine->session_count)
         session_drop(engine->sessions[engine->session_count - 1]);
     block_table_release(&engine->blocks);
@@ -227,6 +229,7 @@ void engine_close(struct engine *engine) {
         device_put(engine->device, engine->bad_tokens);
     device_close(engine->device);
     posts_release(&engine->posts);
+    posts_release(&engine->behind);
     pthread_mutex_destroy(&engine->lane_in);
     kv_alloc_release(alloc, engine->sessions);
     kv_alloc_release(alloc, engine->batch);
@@ -283,19 +286,31 @@ static void run_post(void *argument) {
     kv_alloc_release(post->engine->settings.alloc, post);
 }
 
-enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void *context) {
+static enum kv_err post_to(struct posts *posts, struct engine *engine, void (*call)(void *context),
+                           void *context) {
     struct engine_post *post = kv_alloc_zeroed(engine->settings.alloc, 1, sizeof *post);
 
     if (!post)
         return KV_ERR_NOMEM;
     *post =
         (struct engine_post){.post = {.call = run_post, .context = post}, engine, call, context};
-    posts_push(&engine->posts, &post->post);
+    posts_push(posts, &post->post);
     return KV_OK;
 }
 
-void engine_apply(struct engine *engine) {
-    posts_apply(&engine->posts);
+enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void *context) {
+    return post_to(&engine->posts, engine, call, context);
+}
+
+enum kv_err engine_post_behind(struct engine *engine, void (*call)(void *context), void *context) {
+    return post_to(&engine->behind, engine, call, context);
+}
+
+int engine_apply(struct engine *engine) {
+    unsigned count = posts_apply(&engine->posts) + posts_apply_one(&engine->behind);
+
+    /* What the piece has brought is seen by the next step already. */
+    return count + posts_apply(&engine->posts) > 0;
 }
 
 void engine_away(struct engine *engine) {

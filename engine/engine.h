@@ -129,9 +129,11 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
                         struct kv_diag *diag);
 
 /* Runs `call(context)` on the scheduler thread before the next step. Any thread. NOMEM otherwise.
- * engine_apply runs what is queued now, without a step. */
+ * What is posted `behind` is work in pieces: one piece before each step. */
 enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void *context);
-void engine_apply(struct engine *engine);
+enum kv_err engine_post_behind(struct engine *engine, void (*call)(void *context), void *context);
+/* Runs what is queued now, and one piece, without a step; 0 when there was nothing. */
+int engine_apply(struct engine *engine);
 
 /* For who waits on the scheduler thread: sessions may change and go until engine_back. Neither does
  * anything within a step or without the hooks. engine_breathe is both at once. */

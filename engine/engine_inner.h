@@ -29,7 +29,7 @@ struct engine {
     struct device *device;
     struct slots slots;
     struct block_table blocks;
-    struct posts posts;
+    struct posts posts, behind; /* behind: one of them before each step */
     struct forward *forward;
     struct tokenizer *tokenizer;
     struct template *template;
@@ -73,6 +73,13 @@ struct session {
     uint32_t block_count;
     struct window window;
     int has_window;
+
+    /* Woken at less than its tier map. */
+    int held;      /* it asks for no planes */
+    int expecting; /* slots are reserved for planes that nobody was asked for yet */
+    int watched;   /* what its tokens see is noted */
+    struct receipt_seen seen[RECEIPT_SEEN_MAX], step_seen; /* step: of the newest rows */
+    uint32_t seen_count;
 
     float *logits;        /* [vocab] */
     uint64_t logits_n_kv; /* they follow token logits_n_kv - 1; 0: none */
@@ -129,6 +136,17 @@ void engine_inner_review_block(struct session *session, uint32_t index);
 void engine_inner_review(struct session *session);
 /* Slots that the policy will no longer read once n_kv is reached. */
 uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv);
+/* Blocks that are read at less than the policy gives, and the coarsest tier of all blocks. */
+uint32_t engine_inner_coarse(const struct session *session, enum layout_tier *coarsest_out);
+/* From the next token on its history is mixed, unless it is already. */
+void engine_inner_mark_mixed(struct session *session);
+/* Before n_kv passes the rows of a step, and for each token sampled behind them. */
+void engine_inner_rows_saw(struct session *session);
+void engine_inner_token_saw(struct session *session, uint64_t position);
+/* Asks for what the block expects; it is held until that has come. */
+void engine_inner_expect(struct session *session, struct block *block);
+/* PARTIAL ends with the last plane that was on its way. */
+void engine_inner_partial_over(struct session *session);
 int engine_inner_has_work(const struct session *session);
 /* The request ends: takes back what has no KV, IDLE when nothing is left to do. */
 void engine_inner_end_request(struct session *session);

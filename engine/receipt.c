@@ -13,8 +13,14 @@ const char *receipt_operation_name(enum receipt_operation operation) {
         return "sleep";
     case RECEIPT_RESTORE:
         return "restore";
+    case RECEIPT_REFINE:
+        return "refine";
     }
     return "unknown";
+}
+
+const char *receipt_tiers_name(enum receipt_tiers tiers) {
+    return tiers == RECEIPT_TIERS_EAGER ? "eager" : tiers == RECEIPT_TIERS_FLOOR ? "fit" : "exact";
 }
 
 const char *receipt_stage_name(enum receipt_stage stage) {

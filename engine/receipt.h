@@ -16,7 +16,11 @@
 #include "kernels/layout.h"
 
 enum { RECEIPT_VERSION = 1 };
-enum receipt_operation { RECEIPT_SAVE = 1, RECEIPT_SLEEP, RECEIPT_RESTORE };
+/* REFINE: what came behind a session that was woken eagerly. */
+enum receipt_operation { RECEIPT_SAVE = 1, RECEIPT_SLEEP, RECEIPT_RESTORE, RECEIPT_REFINE };
+/* A restore reads the whole tier map; the ladder's floor, and the rest behind; or only the floor,
+ * since there were too few slots. */
+enum receipt_tiers { RECEIPT_TIERS_EXACT, RECEIPT_TIERS_EAGER, RECEIPT_TIERS_FLOOR };
 enum receipt_stage {
     RECEIPT_PLAN,
     RECEIPT_FREEZE,
@@ -30,6 +34,15 @@ enum receipt_stage {
     RECEIPT_STAGE_COUNT
 };
 enum receipt_proof { RECEIPT_NOT_ASKED, RECEIPT_BITS_EQUAL, RECEIPT_TOP_EQUAL, RECEIPT_DIFFERENT };
+
+/* Tokens [first, end) were sampled while no block was read at less than `coarsest`, and at most
+ * `coarse_blocks` at less than the policy gives. */
+enum { RECEIPT_SEEN_MAX = 8 };
+struct receipt_seen {
+    uint64_t first, end;
+    enum layout_tier coarsest;
+    uint32_t coarse_blocks;
+};
 
 struct receipt {
     enum receipt_operation operation;
@@ -50,11 +63,16 @@ struct receipt {
     uint64_t raw_bytes[LAYOUT_STREAM_COUNT];        /* by stream, before compression */
     uint64_t stored_bytes[LAYOUT_STREAM_COUNT];     /* by stream, read or written */
     uint64_t image_bytes, record_bytes, door_bytes; /* door: everything through the I/O door */
+    uint64_t ram_bytes;                             /* raw, taken from the RAM tier instead */
     uint32_t digests_checked, digests_failed;
     enum receipt_proof fingerprint;
     int fingerprint_floor;    /* 1: compared at the ladder's floor, since planes are gone */
     uint32_t degraded_blocks; /* read at less than the policy gives: planes have left the store */
     uint64_t mixed_from;      /* token from which answers saw coarser planes; 0 never */
+    enum receipt_tiers tiers; /* of a restore */
+    uint32_t coarse_blocks;   /* read at less than the policy gives, for whatever reason */
+    uint32_t seen_count;      /* tokens since the session woke coarse, the newest runs last */
+    struct receipt_seen seen[RECEIPT_SEEN_MAX];
     /* What the byte budget made go, so that this save found room. */
     uint32_t lowered_sessions, removed_snapshots, removed_sessions;
     uint64_t given_bytes;
@@ -72,6 +90,7 @@ struct receipt {
 };
 
 const char *receipt_operation_name(enum receipt_operation operation);
+const char *receipt_tiers_name(enum receipt_tiers tiers);
 const char *receipt_stage_name(enum receipt_stage stage);
 const char *receipt_proof_name(enum receipt_proof proof);
 /* Sets bound_by from stage_ns. */

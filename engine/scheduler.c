@@ -73,6 +73,7 @@ static void sample(struct step *step, struct session *session) {
         fail(step, session, err);
         return;
     }
+    engine_inner_token_saw(session, session->n);
     session->ids[session->n++] = id;
     session->kept_end = session->n;
     session->tokens_left--;
@@ -97,7 +98,8 @@ static void stop_cancelled(struct step *step) {
 }
 
 static int may_step(const struct session *session) {
-    return session->state == SESSION_ACTIVE || session->state == SESSION_SAVING;
+    return session->state == SESSION_ACTIVE || session->state == SESSION_SAVING ||
+           session->state == SESSION_PARTIAL;
 }
 
 static struct session *next_to_prefill(const struct engine *engine) {
@@ -288,6 +290,7 @@ static enum kv_err append(struct session *session, const struct forward_seq *seq
 
     if (window_append(&session->window, engine->device, &engine->slots, &rows) != KV_OK)
         return engine_inner_device(engine, diag);
+    engine_inner_rows_saw(session);
     session->n_kv += session->step_rows;
     if (session->step_is_prefill)
         session->tokens_prefilled += session->step_rows;

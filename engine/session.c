@@ -202,6 +202,8 @@ struct engine *session_engine(const struct session *session) {
 }
 
 void session_info(const struct session *session, struct session_info *info_out) {
+    enum layout_tier coarsest;
+
     *info_out = (struct session_info){
         .name = session->name,
         .state = session->state,
@@ -219,7 +221,12 @@ void session_info(const struct session *session, struct session_info *info_out) 
         .role_count = session->role_count,
         .policy = *engine_inner_policy(session),
         .sampler = session->sampler,
+        .held_at_floor = session->held,
+        .seen = session->seen,
+        .seen_count = session->seen_count,
         .mixed_from = image_mixed_from(session->policies, session->policy_count)};
+    if (session->block_count)
+        info_out->coarse_blocks = engine_inner_coarse(session, &coarsest);
     for (uint32_t i = 0; i < session->block_count; i++) {
         const struct block *block = session->blocks[i];
         info_out->blocks_durable += block->state == BLOCK_DURABLE;
@@ -260,7 +267,7 @@ enum kv_err engine_inner_reserve(struct session *session, uint64_t n, struct kv_
 
 static int may_work(const struct session *session) {
     return session->state == SESSION_IDLE || session->state == SESSION_ACTIVE ||
-           session->state == SESSION_SAVING;
+           session->state == SESSION_SAVING || session->state == SESSION_PARTIAL;
 }
 
 static void begin_work(struct session *session) {

@@ -12,6 +12,7 @@
 #define ENGINE_SESSION_H
 
 #include "engine/image.h"
+#include "engine/receipt.h"
 #include "kernels/layout.h"
 #include "store/base/diag.h"
 
@@ -26,7 +27,7 @@ enum session_state {
     SESSION_SAVING, /* frozen bytes are on their way; the session may go on */
     SESSION_SLEEPING,
     SESSION_WAKING,
-    SESSION_PARTIAL,
+    SESSION_PARTIAL, /* works on coarse planes while finer ones come behind */
     SESSION_FAILED,
     SESSION_STATE_COUNT
 };
@@ -62,8 +63,12 @@ struct session_info {
     uint32_t role_count;
     struct image_policy policy;
     struct image_sampler sampler;
-    uint32_t tier_blocks[16]; /* blocks by enum layout_tier as attention reads them now */
-    uint64_t mixed_from;      /* image_mixed_from of its history */
+    uint32_t tier_blocks[16];        /* blocks by enum layout_tier as attention reads them now */
+    uint32_t coarse_blocks;          /* of them, at less than the policy gives */
+    int held_at_floor;               /* woken at the ladder's floor, and to stay there */
+    uint64_t mixed_from;             /* image_mixed_from of its history */
+    const struct receipt_seen *seen; /* what its tokens saw since it woke coarse */
+    uint32_t seen_count;
 };
 void session_info(const struct session *session, struct session_info *info_out);
 struct engine *session_engine(const struct session *session);
@@ -101,6 +106,11 @@ enum kv_err session_resample(struct session *session, const struct image_sampler
 
 /* 1 while planes that the policy wants are on their way. */
 int session_promoting(const struct session *session);
+/* A session that was loaded at the ladder's floor gets the planes that its policy gives, behind its
+ * steps, through hooks.planes_wanted; where slots were not reserved for them, as far as there are
+ * free ones. WAKING it becomes PARTIAL until they have come, IDLE when there are none. Once its
+ * bytes are proven, not before. */
+void session_refine(struct session *session);
 
 /* A throwaway forward of `count` ids (at most 255) after the session's own tokens, its pending one
  * included in front: seals, demotes and appends nothing. Row i gives the logits that follow id i.

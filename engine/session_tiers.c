@@ -55,10 +55,7 @@ static void ask_for_planes(struct session *session, struct block *block, uint32_
     if (!hooks->planes_wanted || slots_available(&session->engine->slots, 0) < slots_of(streams))
         return;
     block_expect(block, streams);
-    /* As for a load: nothing of the slots' last owners may come after what is read. */
-    (void)device_wait(session->engine->device, DEVICE_STEP);
-    block_hold(block);
-    hooks->planes_wanted(hooks->context, session, block);
+    engine_inner_expect(session, block);
 }
 
 void engine_inner_review_block(struct session *session, uint32_t index) {
@@ -69,7 +66,7 @@ void engine_inner_review_block(struct session *session, uint32_t index) {
     if (move.free)
         block_free(block, move.free);
     block_set_idle(block, slots_of(move.idle));
-    if (move.want && !block->arriving)
+    if (move.want && !block->arriving && !session->held)
         ask_for_planes(session, block, move.want);
     session->views[index] = block->map;
     session->views[index].tier = (uint8_t)move.tier;
@@ -140,16 +137,10 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
         if (err != KV_OK)
             return err;
     }
+    session->held = 0;
     record_policy(session, policy);
     for (uint32_t i = 0; i < session->block_count; i++)
         session->blocks[i]->unavailable = 0;
     engine_inner_review(session);
     return KV_OK;
-}
-
-int session_promoting(const struct session *session) {
-    for (uint32_t i = 0; i < session->block_count; i++)
-        if (session->blocks[i]->arriving || move_of(session, i, session->n_kv).want)
-            return 1;
-    return 0;
 }

@@ -54,7 +54,7 @@ uint32_t transfer_block_parts(const struct block *block, struct transfer_part *p
 }
 
 uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out) {
-    return parts_in(block, block->arriving, parts_out);
+    return block->references ? parts_in(block, block->arriving, parts_out) : 0;
 }
 
 /* --- bytes */
@@ -162,8 +162,10 @@ static void review(struct block *block) {
 
     for (uint32_t i = 0; i < engine->session_count; i++) {
         struct session *session = engine->sessions[i];
-        if (block->index < session->block_count && session->blocks[block->index] == block)
-            engine_inner_review_block(session, (uint32_t)block->index);
+        if (block->index >= session->block_count || session->blocks[block->index] != block)
+            continue;
+        engine_inner_review_block(session, (uint32_t)block->index);
+        engine_inner_partial_over(session);
     }
 }
 
@@ -207,6 +209,11 @@ void transfer_planes_arrived(struct session *session, struct block *block, enum 
     block->arrived.call = apply_arrived;
     block->arrived.context = block;
     posts_push(&block->table->engine->posts, &block->arrived);
+}
+
+void transfer_planes_lost(struct block *block) {
+    block->lost = block->arriving;
+    review(block);
 }
 
 void transfer_blocks_volatile(struct session *session,

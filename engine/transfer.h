@@ -65,9 +65,11 @@ void transfer_blocks_volatile(struct session *session,
 
 /* After hooks.planes_wanted: the parts that were missing, and the word that they are filled. The
  * engine checks nothing; the caller has compared digests (transfer_digests). `session` may be
- * gone, or NULL. Slots that a late read may still write must never be said to have arrived. */
+ * gone, or NULL; where no session is left that refers to the block nothing is missing. Slots that
+ * a late read may still write are said to be lost instead, and never given back. */
 uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts_out);
 void transfer_planes_arrived(struct session *session, struct block *block, enum kv_err err);
+void transfer_planes_lost(struct block *block); /* the scheduler thread */
 
 /* What the durable side knows about a session; kept with it, read and written by snapshot/ and
  * restore/ on the scheduler thread only. */
@@ -123,12 +125,17 @@ enum kv_err transfer_freeze(struct session *session, transfer_want_page want, vo
 void transfer_frozen_release(struct engine *engine, struct transfer_frozen *frozen);
 
 /* Load, the shadow. begin checks the image against this engine (MISMATCH) and reserves every slot
- * (NO_SLOTS with need and have). `tiers_floor` loads at the ladder's lowest tier. The load owns a
- * copy of what it needs of the image. */
+ * (NO_SLOTS with need and have). The load owns a copy of what it needs of the image. */
+enum transfer_tiers {
+    TRANSFER_EXACT, /* the tier map */
+    TRANSFER_FLOOR, /* the ladder's lowest tier; the session asks for no more (session_refine) */
+    TRANSFER_EAGER  /* the same, with slots for the tier map; session_refine asks for the rest */
+};
 struct transfer_load;
-enum kv_err transfer_load_begin(struct engine *engine, const struct image *image, int tiers_floor,
-                                struct transfer_load **load_out, struct kv_diag *diag);
-/* Streams of block `index` that the tier map reads, META first. */
+enum kv_err transfer_load_begin(struct engine *engine, const struct image *image,
+                                enum transfer_tiers tiers, struct transfer_load **load_out,
+                                struct kv_diag *diag);
+/* Streams of block `index` that are read at first, META first. */
 uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
                              struct transfer_part *parts_out);
 /* Page `index` of the image (or the sinks): dense bytes, one part. */

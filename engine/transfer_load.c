@@ -106,10 +106,11 @@ done:
     return err;
 }
 
-static enum layout_tier load_tier(const struct image *image, uint32_t block, int tiers_floor) {
+static enum layout_tier load_tier(const struct image *image, uint32_t block,
+                                  enum transfer_tiers tiers) {
     const struct image_policy *policy = &image->policies[image->policy_count - 1].policy;
 
-    if (tiers_floor)
+    if (tiers != TRANSFER_EXACT)
         return image_floor(policy);
     return image_tier_without(image_tier(policy, block, image->n_kv),
                               image->absent ? image->absent[block] : 0);
@@ -121,34 +122,34 @@ static void mark_mixed(struct session *session, const struct image *image) {
     int coarser = 0;
 
     for (uint32_t i = 0; i < image->block_count; i++)
-        coarser |=
-            load_tier(image, i, 0) != image_tier(engine_inner_policy(session), i, image->n_kv);
+        coarser |= load_tier(image, i, TRANSFER_EXACT) !=
+                   image_tier(engine_inner_policy(session), i, image->n_kv);
+    session->watched = coarser;
 #ifdef BREAK_MIXED
     return;
 #endif
-    if (!coarser || image_mixed_from(session->policies, session->policy_count))
-        return;
-    if (session->policy_count == IMAGE_POLICIES_MAX) {
-        memmove(session->policies, session->policies + 1,
-                (IMAGE_POLICIES_MAX - 1) * sizeof *session->policies);
-        session->policy_count--;
-    }
-    session->policies[session->policy_count] =
-        (struct image_policy_change){session->n_kv, *engine_inner_policy(session)};
-    session->policy_count++;
+    if (coarser)
+        engine_inner_mark_mixed(session);
 }
 
-static void reserve_blocks(struct session *session, const struct image *image, int tiers_floor) {
+static void reserve_blocks(struct session *session, const struct image *image,
+                           enum transfer_tiers tiers) {
     struct engine *engine = session->engine;
 
     for (uint32_t i = 0; i < image->block_count; i++) {
-        enum layout_tier tier = load_tier(image, i, tiers_floor);
+        enum layout_tier tier = load_tier(image, i, tiers);
         uint32_t streams = layout_tier_streams(tier);
+        uint32_t later = layout_tier_streams(load_tier(image, i, TRANSFER_EXACT)) & ~streams;
         struct block *block = block_make(&engine->blocks, i, streams);
         if (streams & 1u << LAYOUT_BF16)
             slots_take(&engine->slots, LAYOUT_BLOCK_SLOTS, block->map.slot);
         block->state = BLOCK_DURABLE;
         block->unavailable = image->absent ? image->absent[i] : 0;
+        if (later && tiers == TRANSFER_EAGER) {
+            block_expect(block, later);
+            session->expecting = 1;
+        }
+        session->held |= later && tiers == TRANSFER_FLOOR;
         engine_inner_push_block(session, block, tier);
     }
 }
@@ -172,8 +173,10 @@ static enum kv_err take_staging(struct transfer_load *load, const struct image *
                   : KV_OK;
 }
 
-enum kv_err transfer_load_begin(struct engine *engine, const struct image *image, int tiers_floor,
-                                struct transfer_load **load_out, struct kv_diag *diag) {
+enum kv_err transfer_load_begin(struct engine *engine, const struct image *image,
+                                enum transfer_tiers tiers, struct transfer_load **load_out,
+                                struct kv_diag *diag) {
+    enum transfer_tiers reserved = tiers == TRANSFER_EAGER ? TRANSFER_EXACT : tiers;
     const struct kv_alloc *alloc = engine->settings.alloc;
     struct engine_inner_need need = {NULL, WINDOW_SLOTS, 0, 0};
     struct transfer_load *load = NULL;
@@ -190,15 +193,16 @@ enum kv_err transfer_load_begin(struct engine *engine, const struct image *image
     KV_TRY(take_staging(load, image, diag));
     need.frames = image->block_count;
     for (uint32_t i = 0; i < image->block_count; i++)
-        need.slots += layout_tier_slots(load_tier(image, i, tiers_floor));
+        need.slots += layout_tier_slots(load_tier(image, i, reserved));
     KV_TRY(engine_inner_room(engine, &need, diag));
     /* What was enqueued for the slots' last owners must not come after the bytes that are read. */
     if (device_wait(engine->device, DEVICE_STEP) != KV_OK)
         KV_TRY(engine_inner_device(engine, diag));
     window_take(&load->session->window, &engine->slots);
     load->session->has_window = 1;
-    reserve_blocks(load->session, image, tiers_floor);
+    reserve_blocks(load->session, image, tiers);
     mark_mixed(load->session, image);
+    load->session->watched |= load->session->held || load->session->expecting;
     *load_out = load;
     load = NULL;
 done:

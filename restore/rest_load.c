@@ -165,7 +165,7 @@ static void read_done(void *context, size_t read_index) {
         loading->cancelled = 1;
 }
 
-static void add_stats(struct receipt *receipt, const struct store_read_stats *stats) {
+void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats) {
     receipt->door_bytes += stats->read_bytes;
     receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
     receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns;
@@ -251,7 +251,7 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
         err = store_read(loading->args->source->store, &args, &stats, diag);
         if (err == KV_ERR_CORRUPT)
             remedy_of_round(loading, first, end, diag);
-        add_stats(loading->args->receipt, &stats);
+        rest_load_stats(loading->args->receipt, &stats);
         pthread_mutex_lock(&loading->lock);
         loading->stage_ends[loading->round++ % STAGES] = loading->queue_end;
         pthread_mutex_unlock(&loading->lock);

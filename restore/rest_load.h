@@ -12,10 +12,14 @@
 
 #include "restore/rest_plan.h"
 #include "restore/restore.h"
+#include "store/store_read.h"
 
 /* CORRUPT naming `what` and both digests. */
 enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
                             const struct kv_digest *found, struct kv_diag *diag);
+
+/* What one call of store_read has taken, into the receipt. */
+void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats);
 
 /* Fills everything that `load` reserved. Adds bytes, digests and times to the receipt. On an error
  * *in_doubt_out says whether a late read may still write into the slots: then they must stay

@@ -418,10 +418,12 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name, 
     out.blocks = plan.image.block_count;
     out.pages = plan.image.page_count;
     out.slots = engine_plan_slots(source->engine, rest_plan_policy(&plan), plan.image.n_kv);
+    out.floor_slots = out.slots;
     for (uint32_t b = 0; b < plan.image.block_count; b++) {
         enum layout_tier tier = rest_plan_tier(&plan, b);
-        out.slots -= layout_tier_slots(image_tier(rest_plan_policy(&plan), b, plan.image.n_kv)) -
-                     layout_tier_slots(tier);
+        uint32_t given = layout_tier_slots(image_tier(rest_plan_policy(&plan), b, plan.image.n_kv));
+        out.slots -= given - layout_tier_slots(tier);
+        out.floor_slots -= given - layout_tier_slots(image_floor(rest_plan_policy(&plan)));
         out.tier_blocks[tier]++;
         for (uint32_t i = 0; i < plan.blocks[b].extent_count; i++)
             if (i == 0 || layout_tier_streams(tier) & 1u << plan.blocks[b].extents[i].kind)

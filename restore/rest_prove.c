@@ -40,11 +40,11 @@ static uint32_t overlap(const struct image_fingerprint *saved,
 
 static enum kv_err prove_fingerprint(const struct rest_prove_args *args, struct kv_diag *diag) {
     const struct image_fingerprint *saved =
-        args->degraded ? &args->image->fingerprint_floor : &args->image->fingerprint;
+        args->at_floor ? &args->image->fingerprint_floor : &args->image->fingerprint;
     struct receipt *receipt = args->receipt;
     struct image_fingerprint found;
-    receipt->fingerprint_floor = args->degraded;
-    enum kv_err err = session_fingerprint(args->session, args->degraded, &found, diag);
+    receipt->fingerprint_floor = args->at_floor;
+    enum kv_err err = session_fingerprint(args->session, args->at_floor, &found, diag);
     if (err != KV_OK)
         return err;
     uint32_t both = overlap(saved, &found, &receipt->fingerprint_max_diff);
@@ -89,8 +89,8 @@ static enum kv_err prove_needle(const struct rest_prove_args *args, uint32_t ind
     args->receipt->needles_passed += result.passed != 0;
     /* A record carried forward from an earlier turn was asked at another length: the session that
      * never slept may have stopped answering too, so the receipt tells and nothing is refused. So
-     * it is where planes were given up. */
-    if (needle->asked_n_kv != args->image->n_kv || args->degraded)
+     * it is where less is read than was when it was saved. */
+    if (needle->asked_n_kv != args->image->n_kv || args->at_floor)
         return KV_OK;
     if (!result.passed)
         return kv_diag_set(diag, KV_ERR_PROOF, "needle %s is kept but was not answered",
@@ -123,7 +123,7 @@ static enum kv_err prove_probes(const struct rest_prove_args *args, struct kv_di
         receipt->probes_passed += results[i].passed != 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct image_probe *probe = &args->image->probes[i];
-        if (probe->asked_n_kv != args->image->n_kv || args->degraded)
+        if (probe->asked_n_kv != args->image->n_kv || args->at_floor)
             continue;
         if (!results[i].passed)
             return kv_diag_set(

@@ -24,9 +24,9 @@ struct rest_prove_args {
     const struct image *image;
     const struct image_model *here;
     int skip_needles;
-    /* Blocks are read at less than was saved: the floor's fingerprint is compared, and needles are
-     * told but refuse nothing. */
-    int degraded;
+    /* Blocks are read at another tier than when it was saved: the floor's fingerprint is compared,
+     * and needles are told but refuse nothing. */
+    int at_floor;
     uint32_t probes_max;
     const struct kv_clock *clock;
     struct receipt *receipt;

@@ -1,17 +1,15 @@
 /* restore/rest_wake.c - plan, reserve, load, publish, prove, receipt.
  *
- * Responsible for: the order of these, what is undone when one fails, the receipt; reading back
- * planes of a live block.
- * Not responsible for: any of the steps themselves.
+ * Responsible for: the order of these, what is undone when one fails, the receipt.
+ * Not responsible for: any of the steps themselves, or what comes behind (rest_refine.c).
  */
 #include "restore/restore.h"
 
 #include "restore/rest_load.h"
 #include "restore/rest_plan.h"
 #include "restore/rest_prove.h"
-#include "store/base/bytes.h"
+#include "restore/rest_refine.h"
 
-#include <assert.h>
 #include <string.h>
 
 /* Another process may move what was looked up here; then it is looked up again. */
@@ -49,10 +47,20 @@ static void describe(struct wake *wake) {
 }
 
 static void describe_tiers(struct wake *wake) {
-    for (uint32_t b = 0; b < wake->plan.image.block_count; b++)
-        wake->receipt->tier_blocks[rest_plan_tier(&wake->plan, b)]++;
+    for (uint32_t b = 0; b < wake->plan.image.block_count; b++) {
+        enum layout_tier map = rest_plan_tier(&wake->plan, b);
+        enum layout_tier tier = wake->options->tiers == RECEIPT_TIERS_EXACT
+                                    ? map
+                                    : image_floor(rest_plan_policy(&wake->plan));
+        wake->receipt->tier_blocks[tier]++;
+        wake->receipt->coarse_blocks += tier != map;
+    }
     wake->receipt->degraded_blocks = rest_plan_degraded(&wake->plan);
 }
+
+static const enum transfer_tiers transfer_tiers[] = {[RECEIPT_TIERS_EXACT] = TRANSFER_EXACT,
+                                                     [RECEIPT_TIERS_EAGER] = TRANSFER_EAGER,
+                                                     [RECEIPT_TIERS_FLOOR] = TRANSFER_FLOOR};
 
 static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
     const struct restore_source *source = wake->source;
@@ -73,7 +81,8 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
     describe_tiers(wake);
     wake->receipt->door_bytes = wake->plan.read.read_bytes;
     wake->receipt->digests_checked = wake->plan.digests_checked;
-    KV_TRY(transfer_load_begin(source->engine, &wake->plan.image, 0, &wake->load, diag));
+    KV_TRY(transfer_load_begin(source->engine, &wake->plan.image,
+                               transfer_tiers[wake->options->tiers], &wake->load, diag));
     return KV_OK;
 done:
     /* Records name the session themselves. */
@@ -131,15 +140,39 @@ static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
     return KV_OK;
 }
 
+/* The two fingerprints of a snapshot are one where its session read less than its tier map when it
+ * was saved (snapshot/): it was never seen at that map, only at the floor. */
+static int saved_coarse(const struct image *image) {
+    return memcmp(&image->fingerprint, &image->fingerprint_floor, sizeof image->fingerprint) == 0;
+}
+
+static int above_floor(const struct wake *wake) {
+    for (uint32_t b = 0; b < wake->plan.image.block_count; b++)
+        if (rest_plan_tier(&wake->plan, b) != image_floor(rest_plan_policy(&wake->plan)))
+            return 1;
+    return 0;
+}
+
+/* Planes come behind only now, when everything before them is proven. */
+static enum kv_err let_go_on(struct wake *wake) {
+    if (wake->options->tiers != RECEIPT_TIERS_EAGER)
+        return session_move(wake->session, SESSION_IDLE);
+    rest_refine_begin(wake->source, wake->session, wake->receipt);
+    session_refine(wake->session);
+    return KV_OK;
+}
+
 static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
-    const struct rest_prove_args args = {.session = wake->session,
-                                         .image = &wake->plan.image,
-                                         .here = &wake->model.identity,
-                                         .skip_needles = wake->options->skip_needles,
-                                         .degraded = wake->receipt->degraded_blocks != 0,
-                                         .probes_max = wake->options->probes_max,
-                                         .clock = wake->source->clock,
-                                         .receipt = wake->receipt};
+    const struct rest_prove_args args = {
+        .session = wake->session,
+        .image = &wake->plan.image,
+        .here = &wake->model.identity,
+        .skip_needles = wake->options->skip_needles,
+        .at_floor = wake->receipt->degraded_blocks != 0 || wake->receipt->coarse_blocks != 0 ||
+                    (saved_coarse(&wake->plan.image) && above_floor(wake)),
+        .probes_max = wake->options->probes_max,
+        .clock = wake->source->clock,
+        .receipt = wake->receipt};
     struct session_info info;
     enum kv_err err = rest_prove(&args, diag);
     session_info(wake->session, &info);
@@ -151,7 +184,7 @@ static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
         err = kv_diag_set(diag, KV_ERR_PROOF, "%llu tokens have KV, saved were %llu",
                           (unsigned long long)info.n_kv, (unsigned long long)wake->plan.image.n_kv);
     if (err == KV_OK)
-        err = session_move(wake->session, SESSION_IDLE);
+        err = let_go_on(wake);
     if (err != KV_OK)
         kv_diag_prefix(diag, "session %s", wake->plan.image.name);
     return err;
@@ -193,6 +226,7 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
         kv_diag_clear(&own);
         memset(receipt_out, 0, sizeof *receipt_out);
         receipt_out->operation = RECEIPT_RESTORE;
+        receipt_out->tiers = options->tiers;
         copy_text(receipt_out->name, sizeof receipt_out->name, name);
         engine_model(source->engine, &wake.model);
         store_hold(source->store);
@@ -210,113 +244,4 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
     }
     *session_out = wake.session;
     return KV_OK;
-}
-
-/* --- planes of a live block */
-
-/* Asked for inside a step, read when the engine applies what was posted. */
-struct wanted {
-    const struct restore_source *source;
-    struct block *block;
-    uint64_t lineage;
-};
-
-/* Memory on the way to places that the processor cannot reach. */
-static enum kv_err take_stage(struct engine *engine, const struct transfer_part *parts,
-                              uint32_t count, uint8_t **stage_out) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++)
-        bytes += kv_round_up(parts[i].size, LAYOUT_SLOT_UNIT);
-    *stage_out = transfer_host_get(engine, bytes);
-    return *stage_out != NULL ? KV_OK : KV_ERR_NOMEM;
-}
-
-static enum kv_err read_planes(const struct wanted *wanted, int *in_doubt_out) {
-    const struct restore_source *source = wanted->source;
-    struct transfer_part parts[LAYOUT_STREAM_COUNT];
-    struct iovec pieces[LAYOUT_STREAM_COUNT][32];
-    struct store_read reads[LAYOUT_STREAM_COUNT] = {{0}};
-    struct kv_digest found[LAYOUT_STREAM_COUNT];
-    struct rest_plan_block record;
-    struct engine_model model;
-    uint32_t count = transfer_block_missing(wanted->block, parts);
-    uint8_t *stage = NULL;
-    engine_model(source->engine, &model);
-    struct rest_plan_where where = {.index = (uint32_t)transfer_block_index(wanted->block),
-                                    .geometry = &model.geometry};
-    for (uint32_t i = 0; i < count; i++)
-        where.streams |= 1u << parts[i].stream;
-    enum kv_err err =
-        rest_plan_owner(source->store, wanted->lineage, where.index, &where.lineage, NULL);
-    if (err == KV_OK)
-        err = rest_plan_read_block(source->store, &where, &record, NULL);
-    if (err == KV_OK && (where.streams & record_dropped(&record.record)) != 0)
-        err = KV_ERR_NOT_FOUND;
-    if (err == KV_OK && !transfer_mapped(source->engine))
-        err = take_stage(source->engine, parts, count, &stage);
-    uint8_t *landing = stage;
-    for (uint32_t i = 0; i < count && err == KV_OK; i++) {
-        for (uint32_t k = 0; k < parts[i].piece_count; k++)
-            pieces[i][k] = (struct iovec){parts[i].pieces[k].bytes, parts[i].pieces[k].size};
-        reads[i] = (struct store_read){.extent = rest_plan_extent(&record, parts[i].stream),
-                                       .pieces = pieces[i],
-                                       .piece_count = parts[i].piece_count};
-        if (stage != NULL) {
-            pieces[i][0] = (struct iovec){landing, parts[i].size};
-            reads[i].piece_count = 1;
-            landing += kv_round_up(parts[i].size, LAYOUT_SLOT_UNIT);
-        }
-        assert(reads[i].extent != NULL);
-    }
-    const struct store_read_args args = {.reads = reads, .count = count};
-    if (err == KV_OK)
-        err = store_read(source->store, &args, NULL, NULL);
-    for (uint32_t i = 0; i < count; i++)
-        *in_doubt_out |= reads[i].in_doubt;
-    for (uint32_t i = 0; stage != NULL && i < count && err == KV_OK; i++)
-        err = transfer_part_write(source->engine, &parts[i], pieces[i][0].iov_base);
-    if (err == KV_OK)
-        err = transfer_digests(source->engine, parts, count, found);
-    for (uint32_t i = 0; i < count && err == KV_OK; i++)
-        err = rest_load_check("plane", &reads[i].extent->digest, &found[i], NULL);
-    if (!*in_doubt_out)
-        transfer_host_put(source->engine, stage);
-    return err;
-}
-
-static void bring_planes(void *context) {
-    struct wanted *wanted = context;
-    int in_doubt = 0;
-    store_hold(wanted->source->store);
-    enum kv_err err = read_planes(wanted, &in_doubt);
-    store_unhold(wanted->source->store);
-#ifdef BREAK_PROMOTION_DOUBT
-    in_doubt = 0;
-#endif
-    /* Slots that a late read may still write are never given back: the block stays held. */
-    if (!in_doubt)
-        transfer_planes_arrived(NULL, wanted->block, err);
-    kv_alloc_release(wanted->source->alloc, wanted);
-}
-
-void restore_planes_wanted(void *context, struct session *session, struct block *block) {
-    const struct restore_source *source = context;
-    struct wanted *wanted = kv_alloc_zeroed(source->alloc, 1, sizeof *wanted);
-    enum kv_err err = KV_ERR_NOMEM;
-    if (wanted != NULL) {
-        const struct transfer_durable *durable = transfer_durable(session);
-        uint64_t index = transfer_block_index(block);
-        /* A lineage that is not recorded yet has blocks of its own behind its cut only. */
-        *wanted = (struct wanted){source, block,
-                                  index < durable->cut ? durable->parent : durable->lineage};
-#ifdef BREAK_READ_IN_STEP
-        bring_planes(wanted);
-        return;
-#endif
-        err = engine_post(source->engine, bring_planes, wanted);
-    }
-    if (err != KV_OK) {
-        kv_alloc_release(source->alloc, wanted);
-        transfer_planes_arrived(session, block, err);
-    }
 }

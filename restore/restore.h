@@ -21,11 +21,13 @@
 #include "engine/transfer.h"
 #include "store/store.h"
 
+struct restore_refine;
 struct restore_source {
     struct store *store; /* reading is enough */
     struct engine *engine;
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
+    struct restore_refine *refine; /* NULL: what comes behind sessions gets no receipt */
 };
 /* 0 from the callback cancels: the shadow is freed. */
 typedef int (*restore_progress)(void *context, uint64_t bytes_done, uint64_t bytes_all);
@@ -37,6 +39,9 @@ struct restore_options {
     /* Another name for the session on the device, NULL: its own. Such a session cannot be saved
      * before snapshot_branch has made it a new one. */
     const char *as;
+    /* EAGER: the session answers once the ladder's floor is in and proven; the rest comes behind
+     * its steps. FLOOR: it stays there (session_refine). */
+    enum receipt_tiers tiers;
     restore_progress progress;
     void *progress_context;
 };
@@ -45,6 +50,7 @@ struct restore_options {
 struct restore_plan {
     uint64_t snapshot, n, n_kv;
     uint32_t blocks, pages, slots;
+    uint32_t floor_slots; /* enough for RECEIPT_TIERS_FLOOR */
     uint32_t tier_blocks[16];
     uint64_t raw_bytes, stored_bytes;
 };
@@ -57,11 +63,19 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);
 
-/* For engine_hooks.planes_wanted; context is a struct restore_source. Only posts: when the engine
- * next applies what was posted, the missing planes of the block are read and digests compared, and
- * transfer_planes_arrived is posted. Where a read timed out it never is: the slots stay reserved,
- * the engine must then be closed behind the store. */
+/* For engine_hooks.planes_wanted; context is a struct restore_source. Only posts: before each step
+ * the missing planes of one block are read and digests compared; those of a block come all or none
+ * (transfer_planes_arrived). Where a read timed out they are lost: the slots stay reserved, the
+ * engine must then be closed behind the store. */
 void restore_planes_wanted(void *context, struct session *session, struct block *block);
+
+/* Accounts of what comes behind sessions that were woken eagerly. NOMEM. Closed when the engine has
+ * nothing left to apply. */
+enum kv_err restore_refine_open(const struct kv_alloc *alloc, struct restore_refine **refine_out);
+void restore_refine_close(struct restore_refine *refine);
+/* 1 and the receipt of a session whose planes have all come, or were given up: then `err` and
+ * `reason` say the first that could not be read, and the session is whole at a coarser tier. */
+int restore_refined(const struct restore_source *source, struct receipt *receipt_out);
 
 /* Reads and digests every extent of a session's head snapshot, and of the older ones that stay,
  * without an engine and checks image, root and block chain: `coldplane verify`. */

@@ -71,7 +71,6 @@ static void describe_degraded(struct receipt *receipt, const struct session_info
     for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
         if (receipt->tier_blocks[i] > info->tier_blocks[i])
             receipt->degraded_blocks += receipt->tier_blocks[i] - info->tier_blocks[i];
-    memcpy(receipt->tier_blocks, info->tier_blocks, sizeof receipt->tier_blocks);
 }
 
 static void describe(struct snapshot_ticket *ticket, const struct session_info *info) {
@@ -89,8 +88,12 @@ static void describe(struct snapshot_ticket *ticket, const struct session_info *
     for (uint32_t b = 0; b < image->block_count; b++)
         receipt->tier_blocks[image_tier(policy, b, image->n_kv)]++;
     receipt->mixed_from = info->mixed_from;
-    if (info->mixed_from != 0)
+    receipt->coarse_blocks = info->coarse_blocks;
+    receipt->seen_count = info->seen_count;
+    memcpy(receipt->seen, info->seen, sizeof receipt->seen);
+    if (info->mixed_from != 0 && !info->held_at_floor)
         describe_degraded(receipt, info);
+    memcpy(receipt->tier_blocks, info->tier_blocks, sizeof receipt->tier_blocks);
     receipt->probes_kept = image->probe_count;
     receipt->needles_recorded = image->needle_count;
     for (uint32_t i = 0; i < image->needle_count; i++)
@@ -117,10 +120,16 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
     err = transfer_freeze(session, want_page, &ticket->before, &ticket->frozen, diag);
     if (err != KV_OK)
         return err;
+    session_info(session, &info);
+    /* Read at less than its tier map, for planes could not be read back: at that map it cannot be
+     * proven later, so both are the floor's, which says just this (restore/). */
+#ifndef BREAK_COARSE_SAVE
+    if (info.coarse_blocks != 0)
+        print = print_floor;
+#endif
     ticket->frozen.image.fingerprint = print;
     ticket->frozen.image.fingerprint_floor = print_floor;
     ticket->frozen.image.created_ns = kv_clock_wall_ns(snapshot->clock);
-    session_info(session, &info);
     describe(ticket, &info);
     ticket->receipt.stage_ns[RECEIPT_FREEZE] = now(snapshot) - proven;
     return KV_OK;
@@ -152,6 +161,12 @@ static void settle(struct snapshot *snapshot) {
     engine_apply(snapshot->engine);
 }
 
+/* Planes that come behind the session are waited for: a fingerprint is of a whole tier map. */
+static void settle_planes(struct snapshot *snapshot, struct session *session) {
+    while (session_promoting(session) && engine_apply(snapshot->engine))
+        ;
+}
+
 enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
                            const struct snapshot_options *options,
                            struct snapshot_ticket **ticket_out, struct kv_diag *diag) {
@@ -162,6 +177,7 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     uint64_t begun = now(snapshot);
     enum kv_err err = KV_OK;
     settle(snapshot);
+    settle_planes(snapshot, session);
     session_info(session, &info);
     KV_TRY(snapshot_plan_save(snapshot, session, &plan, diag));
     KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
@@ -361,6 +377,7 @@ enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, 
     enum kv_err err = KV_OK;
     snapshot_drain(snapshot);
     settle(snapshot);
+    settle_planes(snapshot, session);
     session_info(session, &info);
     KV_TRY(read_head(snapshot, session, &head, diag));
     uint32_t keep = blocks_kept(&info, n);

@@ -76,7 +76,8 @@ static enum kv_err try_wake(struct kv_diag *diag) {
 static void leave(void) {
     if (session_find(life.engine, name) != NULL)
         session_drop(session_find(life.engine, name));
-    engine_apply(life.engine);
+    while (engine_apply(life.engine))
+        ;
 }
 
 /* The golden sessions: nothing has to be computed before the first wake. */

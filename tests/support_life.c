@@ -60,8 +60,27 @@ static int slots_low(void *context, struct session *session, uint32_t slots) {
     return 0;
 }
 
-static void open_engine(const struct life_options *options, struct life *life) {
+/* Tensors come last in the file; a low bit of a quant keeps every number finite. */
+static uint8_t *make_model(const struct life_options *options, struct layout_geometry *geometry_out,
+                           size_t *size_out) {
     struct tiny_model_options model = tiny_model_default();
+    if (options->real_model) {
+        testing_need_model();
+        *geometry_out = (struct layout_geometry){30, 3, 64};
+        return tiny_model_read_real(size_out);
+    }
+    model.seed = options->model_seed;
+    model.layers = options->model_layers;
+    if (options->model_heads != 0)
+        model.heads = model.kv_heads = options->model_heads;
+    *geometry_out = (struct layout_geometry){model.layers, model.kv_heads, model.head_dim};
+    uint8_t *file = tiny_model_make(&model, size_out);
+    if (file != NULL)
+        file[*size_out - 1] ^= options->change_tensor_byte != 0;
+    return file;
+}
+
+static void open_engine(const struct life_options *options, struct life *life) {
     const struct support_engine_options *engine = &options->engine;
     struct engine_settings settings = {
         .alloc = kv_alloc_system(),
@@ -74,18 +93,12 @@ static void open_engine(const struct life_options *options, struct life *life) {
         .poison_free_slots = engine->poison,
         .shuffle_seed = engine->shuffle_seed};
     struct kv_diag diag = {""};
+    struct layout_geometry geometry;
     size_t size;
-    model.seed = options->model_seed;
-    model.layers = options->model_layers;
-    if (options->model_heads != 0)
-        model.heads = model.kv_heads = options->model_heads;
-    struct layout_geometry geometry = {model.layers, model.kv_heads, model.head_dim};
+    uint8_t *file = make_model(options, &geometry, &size);
+    assert_non_null(file);
     settings.slot_budget_bytes =
         engine->slots / 8 * (8 * layout_slot_bytes(&geometry) + layout_meta_frame_bytes(&geometry));
-    uint8_t *file = tiny_model_make(&model, &size);
-    assert_non_null(file);
-    /* Tensors come last in the file; a low bit of a quant keeps every number finite. */
-    file[size - 1] ^= options->change_tensor_byte != 0;
     if (engine_open(&settings, file, size, &life->engine, &diag) != KV_OK)
         fail_msg("engine_open: %s", diag.text);
     tiny_model_drop(file);
@@ -107,8 +120,11 @@ void life_open(const struct life_options *options, struct life *life_out) {
     life.hook = kv_alloc_zeroed(kv_alloc_system(), 1, sizeof *life.hook);
     assert_non_null(life.hook);
     open_engine(options, &life);
-    life.source =
-        (struct restore_source){life.store, life.engine, kv_alloc_system(), kv_clock_system()};
+    life.source = (struct restore_source){.store = life.store,
+                                          .engine = life.engine,
+                                          .alloc = kv_alloc_system(),
+                                          .clock = kv_clock_system()};
+    assert_int_equal(restore_refine_open(kv_alloc_system(), &life.source.refine), KV_OK);
     life.hook->source = life.source;
     const struct snapshot_settings settings = {.store = life.store,
                                                .engine = life.engine,
@@ -125,9 +141,11 @@ void life_open(const struct life_options *options, struct life *life_out) {
 void life_close(struct life *life) {
     life->hook->snapshot = NULL;
     snapshot_close(life->snapshot);
-    engine_apply(life->engine);
+    while (engine_apply(life->engine))
+        ;
     store_close(life->store);
     engine_close(life->engine);
+    restore_refine_close(life->source.refine);
     kv_alloc_release(kv_alloc_system(), life->hook);
     memset(life, 0, sizeof *life);
 }

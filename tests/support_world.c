@@ -115,8 +115,10 @@ enum kv_err world_open(struct world *world, const char *dir, const struct io_doo
         world->store = NULL;
         return err;
     }
-    world->source =
-        (struct restore_source){world->store, world->engine, world->alloc, world->clock};
+    world->source = (struct restore_source){.store = world->store,
+                                            .engine = world->engine,
+                                            .alloc = world->alloc,
+                                            .clock = world->clock};
     const struct snapshot_settings settings = {.store = world->store,
                                                .engine = world->engine,
                                                .alloc = world->alloc,
@@ -143,7 +145,8 @@ void world_close(struct world *world) {
     }
     world->snapshot = NULL;
     snapshot_close(snapshot);
-    engine_apply(world->engine);
+    while (engine_apply(world->engine))
+        ;
     store_close(world->store);
     world->store = NULL;
 }

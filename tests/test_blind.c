@@ -93,7 +93,8 @@ static void wake_and_talk(struct life *life, const char *name, struct outcomes *
         life_say(woken, 5, 3, 2, NULL);
         session_drop(woken);
     }
-    engine_apply(life->engine);
+    while (engine_apply(life->engine))
+        ;
 }
 
 static void no_flip_ends_the_process(void **state) {

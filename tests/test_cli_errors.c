@@ -643,7 +643,7 @@ static void a_read_only_disk_can_still_be_read(void **state) {
 /* In a pipe nobody reads on: a chat whose save or turn fails ends with its code, said once. */
 static void a_failure_in_a_pipe_ends_the_chat(void **state) {
     struct cli *cli = *state;
-    static const char *const commands[] = {"/save\nhello\n", "/sleep\nhello\n"};
+    static const char *const commands[] = {"/save\nhello\n", "/save red\nhello\n"};
     for (size_t i = 0; i < 2; i++) {
         cli->input = commands[i];
         cli_call(cli, "chat", "-s", "a", NULL);

@@ -2,13 +2,13 @@
  *
  * Responsible for: snapshot/snap_tree.h, snapshot_rewind and what removal leaves, over the tiny
  * model: shared blocks and pages, bits of woken forks, records and bytes afterwards.
- * Not responsible for: random orders of these (test_tree_model.c), the commands (test_cli_tree.c).
+ * Not responsible for: random orders of these (branches.c), what the disk holds (test_usage.c), the
+ * commands (test_cli_tree.c).
  */
 #include "snapshot/snap_tree.h"
 
 #include "snapshot/snap_care.h"
 #include "snapshot/snap_gc.h"
-#include "store/store_gc.h"
 #include "tests/support_life.h"
 #include "tests/testing.h"
 
@@ -225,63 +225,6 @@ static void a_line_of_forks(void **state) {
     life_same_turn(&expected, &found);
     remove_session(&f, "copy of copy");
     all_is_well(&f);
-    assert_int_equal(records(&f), 0);
-    life_close(&f.life);
-}
-
-static uint64_t page_stored_bytes(struct fixture *f, const char *name) {
-    struct store_extent extent;
-    struct record_snapshot head = life_head(&f->life, name, NULL);
-    struct record_key key = record_key_page(head.page_ids[0]);
-    life_extent(&f->life, &key, LAYOUT_PAGE, &extent);
-    return (extent.stored_bytes + 4095) / 4096 * 4096;
-}
-
-/* 50 forks of one session of 7,500 tokens cost their records; gc then frees what they alone used,
- * counted in the file system. */
-static void fifty_forks_cost_records(void **state) {
-    (void)state;
-    enum { FORKS = 50, IMAGE_BYTES = 16 << 10 };
-    struct fixture f;
-    begin(&f);
-    struct session *session = life_session(&f.life, "long", IMAGE_RECIPE_V3);
-    for (uint64_t turn = 0; turn < 15; turn++)
-        life_say(session, turn + 1, 495, 5, NULL);
-    life_sleep(&f.life, session);
-    uint64_t before = live_bytes(&f);
-    uint64_t page = page_stored_bytes(&f, "long");
-    for (int i = 0; i < FORKS; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "fork %d", i);
-        fork_of(&f, "long", NULL, name);
-    }
-    uint64_t cost = live_bytes(&f) - before;
-    printf("50 forks of 7,500 tokens: %llu bytes beside %llu of the session; a window page %llu\n",
-           (unsigned long long)cost, (unsigned long long)before, (unsigned long long)page);
-    assert_true(cost < 51 * page + FORKS * (uint64_t)IMAGE_BYTES);
-    assert_true(cost < before / 2);
-    all_is_well(&f);
-    /* The source goes: nothing but its own image can be freed. */
-    remove_session(&f, "long");
-    all_is_well(&f);
-    assert_true(live_bytes(&f) + IMAGE_BYTES >= before + cost);
-    for (int i = 1; i < FORKS; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "fork %d", i);
-        remove_session(&f, name);
-    }
-    all_is_well(&f);
-    assert_int_equal(live_bytes(&f), before); /* one of 51 is left, and costs what one did */
-    struct store_gc_options gc = store_gc_options_usual();
-    struct store_gc_report report;
-    struct kv_diag diag = {""};
-    gc.live_percent = 100;
-    assert_int_equal(store_gc(f.life.store, &gc, &report, &diag), KV_OK);
-    /* What is left beside the live extents: batch records, and the open segment's rest. */
-    assert_true(report.segment_bytes_after < before + before / 4 + (64 << 10));
-    session = life_wake(&f.life, "fork 0", NULL);
-    session_drop(session);
-    remove_session(&f, "fork 0");
     assert_int_equal(records(&f), 0);
     life_close(&f.life);
 }
@@ -663,8 +606,7 @@ static void going_back_forgets_answers(void **state) {
 TESTING_MAIN(cmocka_unit_test(going_back_forgets_answers),
              cmocka_unit_test(the_child_outlives_the_parent),
              cmocka_unit_test(the_parent_outlives_the_child), cmocka_unit_test(both_go_on),
-             cmocka_unit_test(a_line_of_forks), cmocka_unit_test(fifty_forks_cost_records),
-             cmocka_unit_test(tags_stay_and_can_be_gone_back_to),
+             cmocka_unit_test(a_line_of_forks), cmocka_unit_test(tags_stay_and_can_be_gone_back_to),
              cmocka_unit_test(the_tag_of_the_head_is_only_a_word),
              cmocka_unit_test(back_within_the_window_is_exact),
              cmocka_unit_test(back_into_sealed_text_prefills_a_window),

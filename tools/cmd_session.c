@@ -381,6 +381,7 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     struct service_opened opened;
     struct snap_tree_room room;
     struct snap_tree_place place = {NULL, NULL};
+    struct receipt behind;
     memset(&opened, 0, sizeof opened);
     int may_write = strchr(cmd->session_name, '@') != NULL;
     enum kv_err err = snap_tree_check(cmd->session_name, diag);
@@ -397,6 +398,8 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
                         "the receipt",
                         cmd->session_name);
     give_receipt(cmd, "receipt", &opened.receipt);
+    if (err == KV_OK && service_refine(service, session, &behind))
+        give_receipt(cmd, "refined", &behind);
     if (err == KV_OK && place.tag != NULL) {
         session_drop(session);
         err = go_back(cmd, service, &place, diag);

@@ -29,7 +29,7 @@ enum kind {
     KIND_F32,
     KIND_DEVICE,
     KIND_SIMD,
-    KIND_WAKE,
+    KIND_CHOICE, /* an int: which of the words of `value` */
     KIND_RECIPE,
     KIND_AGES
 };
@@ -88,7 +88,13 @@ static const struct setting settings[] = {
      "with fewer free slots unused sessions go to sleep …"},
     {"slots-high", NULL, KIND_U32, AT(slots_high_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
      "… until so many are free"},
-    {"wake", NULL, KIND_WAKE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
+    {"restore", NULL, KIND_CHOICE, AT(eager), 0, 0, CONFIG_ENGINE, 1, "exact|eager",
+     "eager answers from coarse planes while the others are read"},
+    {"tiers", NULL, KIND_CHOICE, AT(fit), 0, 0, CONFIG_ENGINE, 1, "exact|fit",
+     "fit wakes at the coarsest tier where there are too few slots"},
+    {"ram-tier", NULL, KIND_BYTES, AT(ram_bytes), 0, UINT64_C(1) << 44, CONFIG_ENGINE, 1, "SIZE",
+     "memory that keeps sessions that went to sleep; 0 keeps none"},
+    {"wake", NULL, KIND_CHOICE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
      "for a turn: stored memory, or prefill the tokens again; says which"},
     {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|bf16",
      "how a new session keeps its KV"},
@@ -157,8 +163,6 @@ static const struct setting settings[] = {
 
 enum { SETTING_COUNT = sizeof settings / sizeof settings[0] };
 _Static_assert(SETTING_COUNT <= 64, "struct config.given has a bit for each");
-
-static const char *const wakes[] = {"restore", "faster", "recompute"};
 
 static const struct {
     const char *name;
@@ -244,6 +248,27 @@ static enum kv_err parse_ages(const char *text, struct image_policy *policy, str
     return KV_OK;
 }
 
+/* The words of "exact|eager" by number; NULL behind the last. */
+static const char *choice(const struct setting *setting, int index, size_t *length_out) {
+    const char *at = setting->value;
+    for (; index > 0 && at[strcspn(at, "|")] != 0; index--)
+        at += strcspn(at, "|") + 1;
+    *length_out = strcspn(at, "|");
+    return index == 0 ? at : NULL;
+}
+
+static enum kv_err parse_choice(const char *text, const struct setting *setting, int *out,
+                                struct kv_diag *diag) {
+    size_t length;
+    const char *word;
+    for (int i = 0; (word = choice(setting, i, &length)) != NULL; i++)
+        if (strlen(text) == length && memcmp(text, word, length) == 0) {
+            *out = i;
+            return KV_OK;
+        }
+    return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of %s", text, setting->value);
+}
+
 static enum kv_err parse_word(const char *text, const struct setting *setting, void *field,
                               struct kv_diag *diag) {
     static const char *const simds[] = {"auto", "c", "avx2"};
@@ -256,15 +281,6 @@ static enum kv_err parse_word(const char *text, const struct setting *setting, v
         else
             return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take v3 or bf16", text);
         return KV_OK;
-    }
-    if (setting->kind == KIND_WAKE) {
-        for (int i = 0; i < 3; i++)
-            if (strcmp(text, wakes[i]) == 0) {
-                *(enum config_wake *)field = (enum config_wake)i;
-                return KV_OK;
-            }
-        return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of restore, faster and recompute",
-                           text);
     }
     for (int i = 0; i < 3; i++)
         if (strcmp(text, simds[i]) == 0) {
@@ -347,8 +363,9 @@ static enum kv_err set_value(struct config *config, const struct setting *settin
         return parse_ages(text, field, diag);
     case KIND_DEVICE:
         return parse_device(text, field, diag);
+    case KIND_CHOICE:
+        return parse_choice(text, setting, field, diag);
     case KIND_SIMD:
-    case KIND_WAKE:
     case KIND_RECIPE:
         break;
     }
@@ -601,8 +618,6 @@ static const char *text_of(const struct config *config, const struct setting *se
         return field;
     case KIND_SIMD:
         return simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO];
-    case KIND_WAKE:
-        return wakes[*(const enum config_wake *)field];
     case KIND_RECIPE:
         return ((const struct image_policy *)field)->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16";
     default:
@@ -626,6 +641,7 @@ static void device_text(const struct config_device *device, char text[16]) {
 
 static void show_value(const struct config *config, const struct setting *setting, FILE *out) {
     char device[16];
+    size_t length;
     const void *field = (const char *)config + setting->off;
     const char *text = text_of(config, setting);
     if (setting->kind == KIND_BYTES && is_unset(config, setting)) {
@@ -653,6 +669,10 @@ static void show_value(const struct config *config, const struct setting *settin
         device_text(field, device);
         fprintf(out, "%s", device);
         break;
+    case KIND_CHOICE:
+        text = choice(setting, *(const int *)field, &length);
+        fprintf(out, "%.*s", (int)length, text);
+        break;
     default:
         fprintf(out, "%s", text != NULL ? text : "");
     }
@@ -665,7 +685,9 @@ static void show_ages_json(const struct image_policy *policy, cJSON *ages) {
 
 static void show_value_json(const struct config *config, const struct setting *setting, cJSON *to) {
     const void *field = (const char *)config + setting->off;
+    const char *word;
     char digits[32];
+    size_t length;
     if (is_unset(config, setting)) {
         cJSON_AddNullToObject(to, setting->name);
         return;
@@ -691,6 +713,11 @@ static void show_value_json(const struct config *config, const struct setting *s
         break;
     case KIND_AGES:
         show_ages_json(field, cJSON_AddArrayToObject(to, setting->name));
+        break;
+    case KIND_CHOICE:
+        word = choice(setting, *(const int *)field, &length);
+        snprintf(digits, sizeof digits, "%.*s", (int)length, word);
+        json_text(to, setting->name, digits);
         break;
     default:
         json_text(to, setting->name, text_of(config, setting));

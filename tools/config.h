@@ -59,7 +59,9 @@ struct config {
     } device;
     uint64_t device_bytes; /* UINT64_MAX: no limit */
     enum engine_simd simd;
-    enum config_wake wake;
+    int wake;       /* enum config_wake */
+    int eager, fit; /* of struct service_settings */
+    uint64_t ram_bytes;
     uint32_t idle_seconds, slots_low_percent, slots_high_percent;
     uint64_t slots_bytes;
     uint32_t reserve_slots, sessions_max, probes;

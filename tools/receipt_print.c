@@ -48,6 +48,19 @@ static void add_policy(cJSON *to, const struct image_policy *policy) {
         cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
 }
 
+static void add_seen(cJSON *to, const struct receipt *receipt) {
+    cJSON *runs = cJSON_AddArrayToObject(to, "tokens_seen");
+    for (uint32_t i = 0; i < receipt->seen_count && i < RECEIPT_SEEN_MAX; i++) {
+        const struct receipt_seen *seen = &receipt->seen[i];
+        cJSON *run = cJSON_CreateObject();
+        add_number(run, "first", seen->first);
+        add_number(run, "end", seen->end);
+        json_text(run, "coarsest", layout_tier_name(seen->coarsest));
+        add_number(run, "coarse_blocks", seen->coarse_blocks);
+        cJSON_AddItemToArray(runs, run);
+    }
+}
+
 static void add_bytes(cJSON *to, const struct receipt *receipt) {
     cJSON *streams = cJSON_AddObjectToObject(to, "streams");
     add_number(to, "raw_bytes", sum(receipt->raw_bytes));
@@ -55,6 +68,7 @@ static void add_bytes(cJSON *to, const struct receipt *receipt) {
     add_number(to, "image_bytes", receipt->image_bytes);
     add_number(to, "record_bytes", receipt->record_bytes);
     add_number(to, "door_bytes", receipt->door_bytes);
+    add_number(to, "ram_bytes", receipt->ram_bytes);
     for (int i = 0; i < LAYOUT_STREAM_COUNT; i++) {
         if (receipt->raw_bytes[i] == 0 && receipt->stored_bytes[i] == 0)
             continue;
@@ -124,8 +138,11 @@ cJSON *receipt_print_json(const struct receipt *receipt) {
     for (int i = 0; i < LAYOUT_TIER_COUNT; i++)
         if (receipt->tier_blocks[i] != 0)
             add_number(tiers, layout_tier_name((enum layout_tier)i), receipt->tier_blocks[i]);
+    json_text(to, "tiers", receipt_tiers_name(receipt->tiers));
     add_number(to, "degraded_blocks", receipt->degraded_blocks);
+    add_number(to, "coarse_blocks", receipt->coarse_blocks);
     add_number(to, "mixed_from", receipt->mixed_from);
+    add_seen(to, receipt);
     cJSON *given = cJSON_AddObjectToObject(to, "made_room");
     add_number(given, "lowered_sessions", receipt->lowered_sessions);
     add_number(given, "removed_snapshots", receipt->removed_snapshots);
@@ -195,6 +212,20 @@ static void print_degraded(const struct receipt *receipt, FILE *out) {
     if (receipt->degraded_blocks != 0)
         fprintf(out, "  degraded             %" PRIu32 " blocks have given up planes\n",
                 receipt->degraded_blocks);
+    if (receipt->tiers != RECEIPT_TIERS_EXACT)
+        fprintf(out, "  restore              %s\n",
+                receipt->tiers == RECEIPT_TIERS_EAGER
+                    ? "eager: the ladder's floor at first, the rest behind"
+                    : "fit: at the ladder's floor, too few slots for more");
+    if (receipt->coarse_blocks != 0)
+        fprintf(out, "  coarse               %" PRIu32 " blocks are read below their tier\n",
+                receipt->coarse_blocks);
+    for (uint32_t i = 0; i < receipt->seen_count && i < RECEIPT_SEEN_MAX; i++)
+        fprintf(out,
+                "  seen                 tokens %" PRIu64 " … %" PRIu64
+                ": %s at the coarsest, %" PRIu32 " blocks below their tier\n",
+                receipt->seen[i].first, receipt->seen[i].end,
+                layout_tier_name(receipt->seen[i].coarsest), receipt->seen[i].coarse_blocks);
     if (receipt->mixed_from != 0)
         fprintf(out, "  mixed history        from token %" PRIu64 " on\n", receipt->mixed_from);
 }
@@ -242,7 +273,10 @@ void receipt_print_table(const struct receipt *receipt, FILE *out) {
     fprintf(out, "  bytes                %s stored, %s raw, image %" PRIu64 " B",
             text_size(sum(receipt->stored_bytes), text), text_size(sum(receipt->raw_bytes), raw),
             receipt->image_bytes);
-    fprintf(out, ", through the door %s\n", text_size(receipt->door_bytes, text));
+    fprintf(out, ", through the door %s", text_size(receipt->door_bytes, text));
+    if (receipt->ram_bytes != 0)
+        fprintf(out, ", from the RAM tier %s", text_size(receipt->ram_bytes, text));
+    fprintf(out, "\n");
     print_streams(receipt, out);
     print_proof(receipt, out);
     print_times(receipt, out);
@@ -267,6 +301,12 @@ void receipt_print_line(const struct receipt *receipt, FILE *out) {
                 receipt->tokens_reused, receipt->tokens_prefilled, size, time,
                 receipt_proof_name(receipt->fingerprint), receipt->needles_passed,
                 receipt->needles_asked);
+        if (receipt->ram_bytes != 0)
+            fprintf(out, "of the RAM tier: %s\n", text_size(receipt->ram_bytes, size));
+        if (receipt->tiers != RECEIPT_TIERS_EXACT)
+            fprintf(out, "%s: %" PRIu32 " blocks are read below their tier%s\n",
+                    receipt_tiers_name(receipt->tiers), receipt->coarse_blocks,
+                    receipt->tiers == RECEIPT_TIERS_EAGER ? " until the rest has come" : "");
         if (receipt->degraded_blocks != 0)
             fprintf(out, "degraded: %" PRIu32 " blocks have given up planes to the byte budget\n",
                     receipt->degraded_blocks);

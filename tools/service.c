@@ -1,55 +1,21 @@
 /* tools/service.c - store, engine, snapshot and restore put together behind session names.
  *
- * Responsible for: order of opening and closing, the hooks, least-recently-used sleep, leases, the
- * engine thread.
- * Not responsible for: turns (turn.c), printing.
+ * Responsible for: order of opening and closing, the hooks, least-recently-used sleep, leases.
+ * Not responsible for: the engine thread (service_share.c), turns (turn.c), printing.
  *
  * Slots are made free in this order: writes that are under way are waited for, since their blocks
  * then give up unread planes; then idle sessions go to sleep, the least recently used first.
  */
-#include "tools/service.h"
+#include "tools/service_inner.h"
 
 #include "store/io.h"
-#include "tools/baton.h"
-#include "tools/hearing.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { NOTE_BYTES = 512 };
 /* Something that wakes nobody may have changed: a client that went, a deadline. */
-static const uint64_t look_again_ns = 50000000, second_ns = 1000000000;
-
-struct service {
-    struct kv_alloc alloc;
-    const struct kv_clock *clock;
-    struct store *store;
-    struct engine *engine;
-    struct snapshot *snapshot;
-    struct restore_source source;
-    struct image_policy policy;
-    struct image_sampler sampler;
-    uint32_t probes;
-    service_receipt receipt;
-    void *receipt_context;
-    uint64_t receipt_id;    /* of the newest */
-    struct snap_tend *tend; /* NULL when read-only */
-    uint32_t sessions_max;
-    struct hearing hearing;
-    struct service_lease *leases, **leases_end; /* in the order of asking */
-    char note[NOTE_BYTES];
-
-    int shared; /* set before any other thread sees the service */
-    struct baton baton;
-    int staying; /* waits keep the baton: a hook is at work */
-    pthread_t stepper;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t work, moved;
-    uint64_t changes;
-    int kicked, stop;
-};
+static const uint64_t look_again_ns = 50000000;
 
 void service_settings_usual(struct service_settings *settings_out) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -209,7 +175,7 @@ static int sleep_one(struct service *service, const struct session *except) {
         enum kv_err err = snapshot_sleep(service->snapshot, session, &receipt, &diag);
         if (err != KV_OK) {
             kv_diag_prefix(&diag, "session %s could not be put to sleep", lease.name);
-            memcpy(service->note, diag.text, NOTE_BYTES - 1);
+            memcpy(service->note, diag.text, SERVICE_NOTE_BYTES - 1);
         }
         service_lease_end(service, &lease);
         if (show_receipt(service, &receipt, err) == KV_OK)
@@ -225,7 +191,9 @@ static int make_some_room(struct service *service, const struct session *except)
     service_settle(service);
     snapshot_drain(service->snapshot);
     engine_apply(service->engine);
-    return slots_free(service) > before || sleep_one(service, except);
+    /* A session that planes come behind may sleep when they have come. */
+    return slots_free(service) > before || sleep_one(service, except) ||
+           engine_apply(service->engine);
 }
 
 /* A sleep under way may itself run short of slots: then nobody else goes for it. Others must not
@@ -344,6 +312,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->receipt_context = settings->receipt_context;
     service->sampler = settings->sampler;
     service->probes = settings->probes;
+    service->eager = settings->eager;
+    service->fit = settings->fit;
     service->sessions_max = settings->sessions_max;
     service->leases_end = &service->leases;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
@@ -355,6 +325,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                               .engine = service->engine,
                                               .alloc = settings->alloc,
                                               .clock = settings->clock};
+    KV_TRY(restore_refine_open(settings->alloc, &service->source.refine));
     if (!settings->read_only) {
         struct snapshot_settings snapshot = {.store = service->store,
                                              .engine = service->engine,
@@ -388,11 +359,12 @@ void service_close(struct service *service) {
     service->snapshot = NULL;
     /* What was posted may still want to read. A read that timed out may write into the slots until
      * the store is closed, so the engine goes last. */
-    if (service->engine != NULL)
-        engine_apply(service->engine);
+    while (service->engine != NULL && engine_apply(service->engine))
+        ;
     store_close(service->store);
     if (service->engine != NULL)
         engine_close(service->engine);
+    restore_refine_close(service->source.refine);
     kv_alloc_release(&alloc, service);
 }
 
@@ -454,6 +426,17 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
     }
 }
 
+/* Refused before anything is read: the receipt says so all the same. */
+static enum kv_err no_room(const char *name, enum kv_err err, struct receipt *receipt_out,
+                           const struct kv_diag *diag) {
+    receipt_out->operation = RECEIPT_RESTORE;
+    receipt_out->err = err;
+    memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+    if (diag != NULL)
+        memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
+    return err;
+}
+
 /* A session more must not find the engine's table full while others could sleep. */
 static enum kv_err make_seat(struct service *service, struct kv_diag *diag) {
     while (session_at(service->engine, service->sessions_max - 1) != NULL)
@@ -468,31 +451,63 @@ static enum kv_err make_seat(struct service *service, struct kv_diag *diag) {
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag) {
-    const struct restore_options usual = {.probes_max = service->probes};
+    struct restore_options wake = {.probes_max = service->probes};
     struct restore_plan plan;
+    struct kv_diag small = {""};
     memset(receipt_out, 0, sizeof *receipt_out);
     if (session_find(service->engine, name) != NULL)
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
-    enum kv_err err =
-        restore_plan(&service->source, name, options != NULL ? options->snapshot : 0, &plan, diag);
+    if (options != NULL)
+        wake = *options;
+    if (service->eager)
+        wake.tiers = RECEIPT_TIERS_EAGER;
+    enum kv_err err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
     if (err == KV_OK)
         err = make_seat(service, diag);
     if (err == KV_OK)
         err = service_make_room(service, plan.slots, NULL, diag);
-    if (err != KV_OK) {
-        receipt_out->operation = RECEIPT_RESTORE;
-        receipt_out->err = err;
-        memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
-        if (diag != NULL)
-            memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
-        return err;
+    if (err == KV_ERR_NO_SLOTS && service->fit && plan.floor_slots < plan.slots &&
+        service_make_room(service, plan.floor_slots, NULL, &small) == KV_OK) {
+        wake.tiers = RECEIPT_TIERS_FLOOR;
+        err = KV_OK;
+        kv_diag_clear(diag);
     }
-    err = restore_wake(&service->source, name, options != NULL ? options : &usual, session_out,
-                       receipt_out, diag);
+    if (err != KV_OK)
+        return no_room(name, err, receipt_out, diag);
+    err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
     return show_receipt(service, receipt_out, err);
 }
 
+/* What came behind sessions is told once it is over. */
+static void tell_refined(struct service *service) {
+    struct receipt receipt;
+    while (restore_refined(&service->source, &receipt))
+        (void)show_receipt(service, &receipt, KV_OK);
+}
+
+int service_refine(struct service *service, struct session *session, struct receipt *receipt_out) {
+    struct receipt receipt;
+    struct session_info info;
+    int found = 0;
+    session_info(session, &info);
+    while (session_promoting(session) && engine_apply(service->engine))
+        ;
+    while (restore_refined(&service->source, &receipt)) {
+        (void)show_receipt(service, &receipt, KV_OK);
+        if (strcmp(receipt.name, info.name) != 0)
+            continue;
+        *receipt_out = receipt;
+        found = 1;
+    }
+    return found;
+}
+
 uint64_t service_tend(struct service *service) {
+    /* While nobody types the planes that come behind sessions come one block after the other. */
+    int more = engine_apply(service->engine);
+    tell_refined(service);
+    if (more)
+        return 0;
     if (service->tend == NULL)
         return SNAP_TEND_NEVER;
     uint64_t failed = snap_tend_report(service->tend)->failed;
@@ -594,6 +609,7 @@ enum kv_err service_sleep(struct service *service, struct session *session,
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_sleep(service->snapshot, session, receipt_out, diag);
+    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
 
@@ -604,6 +620,7 @@ enum kv_err service_save_tag(struct service *service, struct session *session, c
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
 
@@ -615,147 +632,6 @@ enum kv_err service_save(struct service *service, struct session *session, int i
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+    tell_refined(service);
     return show_receipt(service, receipt_out, err);
-}
-
-/* --- many threads */
-
-void service_changed(struct service *service) {
-    if (!service->shared)
-        return;
-    pthread_mutex_lock(&service->lock);
-    service->changes++;
-    pthread_cond_broadcast(&service->moved);
-    pthread_mutex_unlock(&service->lock);
-}
-
-/* Gives up waiting after `wait_ns`; the lock is held. */
-static int timed_out(struct service *service, pthread_cond_t *cond, uint64_t until_ns) {
-    const struct timespec until = {(time_t)(until_ns / second_ns), (long)(until_ns % second_ns)};
-    return pthread_cond_timedwait(cond, &service->lock, &until) != 0;
-}
-
-static uint64_t after(uint64_t wait_ns) {
-    uint64_t now_ns = kv_clock_now_ns(kv_clock_system());
-    return wait_ns > 3600 * second_ns ? now_ns + 3600 * second_ns : now_ns + wait_ns;
-}
-
-void service_await(struct service *service, uint64_t wait_ns) {
-    if (!service->shared)
-        return;
-    uint64_t until_ns = after(wait_ns);
-    int late = 0;
-    pthread_mutex_lock(&service->lock);
-    uint64_t seen = service->changes;
-    pthread_mutex_unlock(&service->lock);
-    service_leave(service);
-    pthread_mutex_lock(&service->lock);
-    while (service->changes == seen && !late)
-        late = timed_out(service, &service->moved, until_ns);
-    pthread_mutex_unlock(&service->lock);
-    service_enter(service);
-}
-
-void service_enter(struct service *service) {
-    if (service->shared)
-        baton_take(&service->baton);
-}
-
-void service_leave(struct service *service) {
-    if (service->shared)
-        baton_give(&service->baton);
-}
-
-static void kick(struct service *service) {
-    if (!service->shared)
-        return;
-    pthread_mutex_lock(&service->lock);
-    service->kicked = 1;
-    pthread_cond_signal(&service->work);
-    pthread_mutex_unlock(&service->lock);
-}
-
-/* 0 when the thread should end. */
-static int rest(struct service *service, uint64_t wait_ns) {
-    uint64_t until_ns = after(wait_ns);
-    int late = 0;
-    pthread_mutex_lock(&service->lock);
-    while (!service->kicked && !service->stop && !late)
-        late = timed_out(service, &service->work, until_ns);
-    service->kicked = 0;
-    int goes_on = !service->stop;
-    pthread_mutex_unlock(&service->lock);
-    return goes_on;
-}
-
-/* Steps while anybody listens; between steps whoever waits in line comes first. */
-static void *step_main(void *context) {
-    struct service *service = context;
-    uint64_t wait_ns = 0;
-    while (rest(service, wait_ns)) {
-        service_enter(service);
-        const char *under_way = snap_tend_under_way(service->tend);
-        wait_ns = service_tend(service);
-        if (under_way != NULL && snap_tend_under_way(service->tend) == NULL)
-            service_changed(service);
-        engine_apply(service->engine);
-        if (hearing_is_wanted(&service->hearing)) {
-            hearing_step(&service->hearing);
-            wait_ns = 0;
-        }
-        service_leave(service);
-    }
-    return NULL;
-}
-
-enum kv_err service_share(struct service *service, struct kv_diag *diag) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&service->work, &monotonic);
-    pthread_cond_init(&service->moved, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    pthread_mutex_init(&service->lock, NULL);
-    baton_init(&service->baton);
-    service->stop = 0;
-    service->shared = 1;
-    int error = pthread_create(&service->stepper, NULL, step_main, service);
-    if (error == 0)
-        return KV_OK;
-    service->shared = 0;
-    return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the engine thread");
-}
-
-void service_unshare(struct service *service) {
-    if (!service->shared)
-        return;
-    pthread_mutex_lock(&service->lock);
-    service->stop = 1;
-    pthread_cond_signal(&service->work);
-    pthread_mutex_unlock(&service->lock);
-    pthread_join(service->stepper, NULL);
-    service->shared = 0;
-    baton_release(&service->baton);
-    pthread_cond_destroy(&service->work);
-    pthread_cond_destroy(&service->moved);
-    pthread_mutex_destroy(&service->lock);
-}
-
-void service_listen(struct service *service, struct hearing_ear *ear) {
-    hearing_begin(&service->hearing, ear);
-    kick(service);
-}
-
-void service_deafen(struct service *service, struct hearing_ear *ear) {
-    hearing_end(&service->hearing, ear);
-    service_changed(service);
-}
-
-void service_hear(struct service *service, struct hearing_ear *ear, uint64_t wait_ns,
-                  struct hearing_heard *heard_out) {
-    if (service->shared)
-        hearing_wait(&service->hearing, ear, wait_ns);
-    else
-        hearing_step(&service->hearing);
-    hearing_take(&service->hearing, ear, heard_out);
 }

@@ -63,11 +63,14 @@ struct service_settings {
     uint64_t shuffle_seed;
     uint32_t queue_max; /* blocks and saves waiting for the writer */
     uint32_t probes;    /* chosen before sleep, asked at a wake; 0: none */
+    int eager;          /* wakes answer at the ladder's floor, the rest comes behind */
+    int fit;            /* wakes that find too few slots stay at the ladder's floor, and say so */
     /* When sessions go to sleep by themselves: unused for idle_ns (0: never), or fewer than low
      * percent of the slots free, until high percent are. */
     uint64_t idle_ns;
     uint32_t slots_low_percent, slots_high_percent;
-    /* Sees every receipt of a save, a sleep and a wake and returns the id it is kept under, 0 when
+    /* Sees every receipt of a save, a sleep, a wake and what came behind it, and
+     * returns the id it is kept under, 0 when
      * it is not; may be NULL. */
     service_receipt receipt;
     void *receipt_context;
@@ -174,10 +177,13 @@ enum kv_err service_session(struct service *service, const char *name,
                             struct service_opened *opened_out, struct kv_diag *diag);
 
 /* Makes room for the plan of `name`, then wakes it. EXISTS when it is resident. `options` NULL:
- * needles and probes asked, no progress. */
+ * needles and probes asked, no progress. Eager also where the settings say so; fit as
+ * they say. */
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);
+/* Waits for what comes behind `session`; 1 and its receipt when that was anything. */
+int service_refine(struct service *service, struct session *session, struct receipt *receipt_out);
 /* Needles asked, everything durable, then off the device. On an error it stays resident. */
 enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag);

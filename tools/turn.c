@@ -80,6 +80,21 @@ enum image_role turn_role(enum template_role role) {
     }
 }
 
+/* A session that woke at the floor for want of slots gets its planes once there are slots for all
+ * of them; until then it needs those of its new blocks only. */
+static uint32_t need_at_floor(struct service *service, struct session *session,
+                              const struct session_info *info, uint32_t need) {
+    struct engine *engine = service_engine(service);
+    struct engine_slots slots;
+    engine_slots(engine, &slots);
+    uint32_t free = slots.free > slots.reserve ? slots.free - slots.reserve : 0;
+    if (need <= info->slots + free) {
+        session_refine(session);
+        return need;
+    }
+    return info->slots + need - engine_plan_slots(engine, &info->policy, info->n_kv);
+}
+
 /* Refuses before anything is fed: context first, then slots. */
 static enum kv_err admit(struct service *service, struct session *session, uint64_t new_tokens,
                          uint64_t tokens_max, uint32_t *slots_out, struct kv_diag *diag) {
@@ -98,6 +113,8 @@ static enum kv_err admit(struct service *service, struct session *session, uint6
     if (longest > model.context_tokens)
         longest = model.context_tokens;
     uint32_t need = engine_plan_slots(service_engine(service), &info.policy, longest);
+    if (info.held_at_floor)
+        need = need_at_floor(service, session, &info, need);
     *slots_out = need;
     return need > info.slots ? service_make_room(service, need - info.slots, session, diag) : KV_OK;
 }
@@ -322,10 +339,10 @@ enum kv_err turn_rewind(struct service *service, struct session *session, uint64
     if (err != KV_OK)
         return err;
     /* Blocks that were far from the end are near it now: finer planes come before a step reads. */
-    while (session_promoting(session))
-        engine_apply(service_engine(service));
+    while (session_promoting(session) && engine_apply(service_engine(service)))
+        ;
     session_info(session, &after);
-    if (err == KV_OK && after.state == SESSION_ACTIVE)
+    if (after.state == SESSION_ACTIVE)
         err = turn_work(service, session, &(struct turn_work){.prefilled = NULL}, diag);
     session_info(session, &after);
     *prefilled_out = after.tokens_prefilled - before.tokens_prefilled;

@@ -31,6 +31,7 @@ struct block {
     struct kvops_block map; /* slots of the streams in resident | arriving; tier is not used */
     uint32_t resident;      /* streams with valid bytes */
     uint32_t arriving;      /* slots reserved, bytes on their way */
+    uint32_t lost;          /* of these, such as never come: a late read may write the slots */
     uint32_t unavailable;   /* could not be read back; cleared by a change of policy */
     enum block_state state;
     uint32_t readers[LAYOUT_TIER_COUNT]; /* sessions by the tier they read at */

@@ -41,12 +41,19 @@ static struct post *pop(struct posts *posts) {
     return post;
 }
 
+unsigned posts_apply_one(struct posts *posts) {
+    struct post *post = pop(posts);
+
+    if (!post)
+        return 0;
+    post->call(post->context);
+    return 1;
+}
+
 unsigned posts_apply(struct posts *posts) {
     unsigned count = 0;
 
-    for (struct post *post = pop(posts); post; post = pop(posts)) {
-        post->call(post->context);
+    while (posts_apply_one(posts))
         count++;
-    }
     return count;
 }

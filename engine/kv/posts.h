@@ -31,5 +31,7 @@ void posts_push(struct posts *posts, struct post *post);
 /* Runs what is queued, and what those calls queue; returns how many ran. A call may release the
  * memory of its own post. */
 unsigned posts_apply(struct posts *posts);
+/* Runs the first one only; 0 when there is none. */
+unsigned posts_apply_one(struct posts *posts);
 
 #endif

@@ -1,0 +1,50 @@
+/* tools/service_inner.h - what the files of the service share.
+ *
+ * Responsible for: struct service.
+ * Not responsible for: the contract (service.h).
+ *
+ * Threads: whoever has the baton, but for what stands behind `lock`.
+ * Units: as service.h.
+ */
+#ifndef TOOLS_SERVICE_INNER_H
+#define TOOLS_SERVICE_INNER_H
+
+#include "tools/baton.h"
+#include "tools/hearing.h"
+#include "tools/service.h"
+
+#include <pthread.h>
+
+enum { SERVICE_NOTE_BYTES = 512 };
+
+struct service {
+    struct kv_alloc alloc;
+    const struct kv_clock *clock;
+    struct store *store;
+    struct engine *engine;
+    struct snapshot *snapshot;
+    struct restore_source source;
+    struct image_policy policy;
+    struct image_sampler sampler;
+    uint32_t probes;
+    int eager, fit;
+    service_receipt receipt;
+    void *receipt_context;
+    uint64_t receipt_id;    /* of the newest */
+    struct snap_tend *tend; /* NULL when read-only */
+    uint32_t sessions_max;
+    struct hearing hearing;
+    struct service_lease *leases, **leases_end; /* in the order of asking */
+    char note[SERVICE_NOTE_BYTES];
+
+    int shared; /* set before any other thread sees the service */
+    struct baton baton;
+    int staying; /* waits keep the baton: a hook is at work */
+    pthread_t stepper;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t work, moved;
+    uint64_t changes;
+    int kicked, stop;
+};
+
+#endif
