@@ -95,9 +95,9 @@ static void tell_opened(const struct cmd *cmd, struct store *store) {
     store_stats_get(store, &stats);
     if (stats.opened[0] == 0)
         return;
-    fprintf(stderr, "coldplane: store ");
-    text_print_clean(stderr, cmd->config->store, strlen(cmd->config->store));
-    fprintf(stderr, ": %s\n", stats.opened);
+    fprintf(cmd->err, "coldplane: store ");
+    text_print_clean(cmd->err, cmd->config->store, strlen(cmd->config->store));
+    fprintf(cmd->err, ": %s\n", stats.opened);
 }
 
 struct store_options cmd_store_options(const struct cmd *cmd) {
@@ -123,9 +123,9 @@ void cmd_warn_low(const struct cmd *cmd) {
     char size[TEXT_SHORT_BYTES];
     if (cmd->result != NULL || !cmd_disk_low(cmd->config, &left))
         return;
-    fprintf(stderr, "coldplane: the disk of store ");
-    text_print_clean(stderr, cmd->config->store, strlen(cmd->config->store));
-    fprintf(stderr, " has only %s left: remove sessions, then `coldplane gc`\n",
+    fprintf(cmd->err, "coldplane: the disk of store ");
+    text_print_clean(cmd->err, cmd->config->store, strlen(cmd->config->store));
+    fprintf(cmd->err, " has only %s left: remove sessions, then `coldplane gc`\n",
             text_size(left, size));
 }
 
@@ -208,7 +208,7 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
     }
     struct watch watch;
     struct progress progress;
-    progress_begin(&progress, stderr, cmd->clock, "rebuilding the index", "segments");
+    progress_begin(&progress, cmd->err, cmd->clock, "rebuilding the index", "segments");
     options.progress = on_rebuild;
     options.progress_context = &progress;
     watch_begin(&watch, cmd->signals);
@@ -301,6 +301,16 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     return err;
 }
 
+void cmd_close_store(struct cmd *cmd, struct store *store) {
+    (void)cmd;
+    store_close(store);
+}
+
+void cmd_close_service(struct cmd *cmd, struct service *service) {
+    (void)cmd;
+    service_close(service);
+}
+
 struct reading {
     struct cmd *cmd;
     struct progress progress;
@@ -345,7 +355,7 @@ static int wants_prefill(struct cmd *cmd, struct service *service) {
     int again = cmd->config->wake == CONFIG_WAKE_RECOMPUTE;
     if (cmd->config->wake == CONFIG_WAKE_FASTER)
         again = is_prefill_faster(cmd, service, why);
-    fprintf(stderr, "coldplane: %s: %s\n",
+    fprintf(cmd->err, "coldplane: %s: %s\n",
             again ? "prefilling the session again" : "reading the stored memory", why);
     return again;
 }
@@ -356,7 +366,7 @@ static enum kv_err recompute(struct cmd *cmd, struct service *service, struct se
     const struct recompute_args args = {cmd->session_name, on_reading, &reading};
     memset(opened_out, 0, sizeof *opened_out);
     opened_out->found = SERVICE_WOKEN;
-    progress_begin(&reading.progress, stderr, cmd->clock, "prefilling", "tokens");
+    progress_begin(&reading.progress, cmd->err, cmd->clock, "prefilling", "tokens");
     enum kv_err err = recompute_session(service, &args, session_out, &opened_out->receipt, diag);
     progress_end(&reading.progress);
     return err;
@@ -378,7 +388,7 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
     struct reading reading = {.cmd = cmd};
     if (may_recompute(cmd, service, create) && wants_prefill(cmd, service))
         return recompute(cmd, service, session_out, opened_out, diag);
-    progress_begin(&reading.progress, stderr, cmd->clock, "waking", "bytes");
+    progress_begin(&reading.progress, cmd->err, cmd->clock, "waking", "bytes");
     const struct service_lookup lookup = {.create = create,
                                           .snapshot = cmd->snapshot,
                                           .progress = on_reading,

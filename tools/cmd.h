@@ -6,7 +6,8 @@
  *
  * A command returns an error and leaves printing it to main. With --json it fills `result` and main
  * prints it, with {"error": {code, text}} added when the command failed; without, it prints its own
- * text to standard output.
+ * text. A command that writes to the store may run in the daemon: it uses only the streams of
+ * struct cmd, never those of the process.
  *
  * Threads: the main thread.
  * Units: none.
@@ -25,6 +26,8 @@ struct cmd {
     const struct kv_clock *clock;
     const char *session_name;
     uint64_t snapshot;    /* of it, for cmd_open_session; 0: its head */
+    FILE *in, *out, *err; /* of the caller: its standard streams, or those of a client */
+    int folder;           /* of the caller: where paths of arguments begin, or AT_FDCWD */
     struct cJSON *result; /* with --json: an object to fill in; else NULL */
     int signals;          /* after cmd_take_signals: a signalfd for INT, TERM and HUP; else -1 */
     int interrupts;       /* INTs seen by cmd_interrupted since it was last set to 0 */
@@ -80,6 +83,9 @@ struct receipt_keep;
 struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]);
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag);
+/* What cmd_open_store and cmd_open_service gave; NULL is allowed. */
+void cmd_close_store(struct cmd *cmd, struct store *store);
+void cmd_close_service(struct cmd *cmd, struct service *service);
 /* service_session of cmd->session_name with a progress line; `opened_out` is always written. */
 enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int create,
                              struct session **session_out, struct service_opened *opened_out,

@@ -344,6 +344,6 @@ done:
     for (size_t i = 0; i < audit.count; i++)
         image_release(&member_at(&audit, i)->image, cmd->alloc);
     kv_alloc_release(cmd->alloc, audit.members);
-    service_close(audit.service);
+    cmd_close_service(cmd, audit.service);
     return err;
 }

@@ -104,7 +104,7 @@ static enum kv_err build(struct cmd *cmd, struct kv_diag *diag) {
     else
         receipt_print_line(&receipt, stdout);
 done:
-    service_close(service);
+    cmd_close_service(cmd, service);
     return err;
 }
 
@@ -450,7 +450,7 @@ enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
     else
         tell_text(&measured);
 done:
-    service_close(measured.service);
+    cmd_close_service(cmd, measured.service);
     kv_alloc_release(cmd->alloc, measured.ids);
     kv_alloc_release(cmd->alloc, measured.places);
     cmd->session_name = NULL;

@@ -73,37 +73,39 @@ static void gc_json(cJSON *to, const struct snap_care_report *records,
     json_text(to, "trouble", space->trouble);
 }
 
-static void gc_text(int dry_run, const struct snap_care_report *records,
+static void gc_text(const struct cmd *cmd, const struct snap_care_report *records,
                     const struct store_gc_report *space) {
+    int dry_run = cmd->config->dry_run;
     char one[TEXT_SHORT_BYTES];
     char two[TEXT_SHORT_BYTES];
     const char *would = dry_run ? "would be " : "";
     char part[4][TEXT_SHORT_BYTES];
-    printf("records: %s, %s, %s, %s of no session %sdeleted\n",
-           text_count(records->dead_snapshots, "snapshot", part[0]),
-           text_count(records->dead_pages, "page", part[1]),
-           text_count(records->dead_blocks, "block", part[2]),
-           text_count(records->dead_lineages, "lineage", part[3]), would);
+    fprintf(cmd->out, "records: %s, %s, %s, %s of no session %sdeleted\n",
+            text_count(records->dead_snapshots, "snapshot", part[0]),
+            text_count(records->dead_pages, "page", part[1]),
+            text_count(records->dead_blocks, "block", part[2]),
+            text_count(records->dead_lineages, "lineage", part[3]), would);
     if (records->trouble[0] != 0) {
-        printf("records: none deleted, ");
-        text_print_clean(stdout, records->trouble, strlen(records->trouble));
-        printf("; run `coldplane fsck`\n");
+        fprintf(cmd->out, "records: none deleted, ");
+        text_print_clean(cmd->out, records->trouble, strlen(records->trouble));
+        fprintf(cmd->out, "; run `coldplane fsck`\n");
     }
-    printf("moved:   %s of live extents %sout of %s that were sparse\n",
-           text_size(space->moved_bytes, one), would, text_count(space->sparse, "segment", two));
-    printf("freed:   %s%s: ", text_size(space->freed_bytes, one), dry_run ? " (planned)" : "");
-    printf("%s in place, the rest with %s\n", text_size(space->punched_bytes, one),
-           text_count(space->removed, "segment", two));
+    fprintf(cmd->out, "moved:   %s of live extents %sout of %s that were sparse\n",
+            text_size(space->moved_bytes, one), would, text_count(space->sparse, "segment", two));
+    fprintf(cmd->out, "freed:   %s%s: ", text_size(space->freed_bytes, one),
+            dry_run ? " (planned)" : "");
+    fprintf(cmd->out, "%s in place, the rest with %s\n", text_size(space->punched_bytes, one),
+            text_count(space->removed, "segment", two));
     if (space->no_holes)
-        printf("this file system makes no holes: whole segments only\n");
+        fprintf(cmd->out, "this file system makes no holes: whole segments only\n");
     if (!dry_run)
-        printf("segments: %" PRIu32 ", %s before; %" PRIu32 ", %s after\n", space->segments_before,
-               text_size(space->segment_bytes_before, one), space->segments_after,
-               text_size(space->segment_bytes_after, two));
+        fprintf(cmd->out, "segments: %" PRIu32 ", %s before; %" PRIu32 ", %s after\n",
+                space->segments_before, text_size(space->segment_bytes_before, one),
+                space->segments_after, text_size(space->segment_bytes_after, two));
     if (space->trouble[0] != 0)
-        printf("%s\n", space->trouble);
+        fprintf(cmd->out, "%s\n", space->trouble);
     if (space->stopped)
-        printf("stopped before its end; what was freed stays freed\n");
+        fprintf(cmd->out, "stopped before its end; what was freed stays freed\n");
 }
 
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
@@ -122,18 +124,18 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
     const struct snap_care_collect_args collect = {
         .store = care.store, .alloc = cmd->alloc, .dry_run = options.dry_run};
     KV_TRY(snap_care_collect(&collect, &records, diag));
-    progress_begin(&care.progress, stderr, cmd->clock, "moving", "bytes");
+    progress_begin(&care.progress, cmd->err, cmd->clock, "moving", "bytes");
     err = store_gc(care.store, &options, &space, diag);
     progress_end(&care.progress);
     if (cmd->result != NULL)
         gc_json(cmd->result, &records, &space);
     else
-        gc_text(options.dry_run, &records, &space);
+        gc_text(cmd, &records, &space);
     if (err == KV_OK && (space.damaged != 0 || records.trouble[0] != 0))
         err = kv_diag_set(diag, KV_ERR_CORRUPT, "something stayed because it is damaged: %s",
                           space.trouble[0] != 0 ? space.trouble : records.trouble);
 done:
-    store_close(care.store);
+    cmd_close_store(cmd, care.store);
     return err;
 }
 
@@ -208,16 +210,16 @@ static void tell_finding(struct care *care, const struct finding *finding) {
         return;
     }
     progress_end(&care->progress);
-    printf("%s %s", finding->is_note ? "note  " : "damage", finding->kind);
+    fprintf(care->cmd->out, "%s %s", finding->is_note ? "note  " : "damage", finding->kind);
     if (finding->sessions[0] != 0) {
-        printf(", session ");
-        text_print_clean(stdout, finding->sessions, strlen(finding->sessions));
+        fprintf(care->cmd->out, ", session ");
+        text_print_clean(care->cmd->out, finding->sessions, strlen(finding->sessions));
     }
     if (finding->what[0] != 0)
-        printf(", %s", finding->what);
-    printf(": ");
-    text_print_clean(stdout, finding->text, strlen(finding->text));
-    printf("\n");
+        fprintf(care->cmd->out, ", %s", finding->what);
+    fprintf(care->cmd->out, ": ");
+    text_print_clean(care->cmd->out, finding->text, strlen(finding->text));
+    fprintf(care->cmd->out, "\n");
 }
 
 static void tell_record(struct care *care, struct finding finding, const uint8_t *key,
@@ -274,7 +276,7 @@ static enum kv_err look(struct care *care, int repair, struct store_fsck_report 
     enum kv_err err = KV_OK;
     care->damage = care->notes = 0;
     KV_TRY(snap_care_owners_make(care->store, cmd->alloc, &care->owners, diag));
-    progress_begin(&care->progress, stderr, cmd->clock, "reading", "bytes");
+    progress_begin(&care->progress, cmd->err, cmd->clock, "reading", "bytes");
     err = store_fsck(&args, report, diag);
     progress_end(&care->progress);
     if (err != KV_OK)
@@ -299,7 +301,7 @@ static enum kv_err open_for_fsck(struct care *care, struct kv_diag *diag) {
     options.rebuild_index = cmd->config->rebuild_index;
     options.progress = on_progress;
     options.progress_context = care;
-    progress_begin(&care->progress, stderr, cmd->clock, "rebuilding the index", "segments");
+    progress_begin(&care->progress, cmd->err, cmd->clock, "rebuilding the index", "segments");
     enum kv_err err = store_open(&options, &care->store, &own);
     progress_end(&care->progress);
     if (err == KV_ERR_CORRUPT) {
@@ -333,18 +335,18 @@ static void fsck_summary(struct care *care, const struct store_fsck_report *repo
         return;
     }
     if (stats.opened[0] != 0)
-        printf("opening: %s\n", stats.opened);
+        fprintf(care->cmd->out, "opening: %s\n", stats.opened);
     char part[6][TEXT_SHORT_BYTES];
-    printf("%s, %s, %s, %s, %s: %" PRIu64 " damaged, %s",
-           text_count(sessions->sessions, "session", part[0]),
-           text_count(report->records, "record", part[1]),
-           text_count(report->extents, "extent", part[2]),
-           text_count(report->batches, "batch", part[3]),
-           text_count(report->segments, "segment", part[4]), care->damage,
-           text_count(care->notes, "note", part[5]));
+    fprintf(care->cmd->out, "%s, %s, %s, %s, %s: %" PRIu64 " damaged, %s",
+            text_count(sessions->sessions, "session", part[0]),
+            text_count(report->records, "record", part[1]),
+            text_count(report->extents, "extent", part[2]),
+            text_count(report->batches, "batch", part[3]),
+            text_count(report->segments, "segment", part[4]), care->damage,
+            text_count(care->notes, "note", part[5]));
     if (care->cmd->config->repair)
-        printf(", %" PRIu64 " mended", mended);
-    printf("\n");
+        fprintf(care->cmd->out, ", %" PRIu64 " mended", mended);
+    fprintf(care->cmd->out, "\n");
 }
 
 enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag) {
@@ -369,7 +371,7 @@ enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag) {
         err = kv_diag_set(diag, KV_ERR_CORRUPT, "%" PRIu64 " findings of damage%s", care.damage,
                           report.index_wrong ? "; --rebuild-index mends the index" : "");
 done:
-    store_close(care.store);
+    cmd_close_store(cmd, care.store);
     return err;
 }
 
@@ -454,12 +456,12 @@ static void scrub_summary(const struct care *care, const struct store_scrub_repo
         cJSON_AddBoolToObject(to, "finished", report->finished);
         return;
     }
-    printf("pass %" PRIu64 "%s: %s, %s read, %" PRIu64 " bad", report->pass,
-           report->resumed ? " (went on)" : "", text_count(report->records, "record", records),
-           text_size(report->read_bytes, size), report->bad);
+    fprintf(cmd->out, "pass %" PRIu64 "%s: %s, %s read, %" PRIu64 " bad", report->pass,
+            report->resumed ? " (went on)" : "", text_count(report->records, "record", records),
+            text_size(report->read_bytes, size), report->bad);
     if (care->kept != 0)
-        printf(", %s kept at a lower tier", text_count(care->kept, "block", records));
-    printf("%s\n", report->finished ? "" : "; not at its end, the next run goes on");
+        fprintf(cmd->out, ", %s kept at a lower tier", text_count(care->kept, "block", records));
+    fprintf(cmd->out, "%s\n", report->finished ? "" : "; not at its end, the next run goes on");
 }
 
 enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
@@ -478,7 +480,7 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(cmd_open_store(cmd, 0, &care.store, diag));
     KV_TRY(snap_care_owners_make(care.store, cmd->alloc, &care.owners, diag));
     args.store = care.store;
-    progress_begin(&care.progress, stderr, cmd->clock, "reading", "bytes");
+    progress_begin(&care.progress, cmd->err, cmd->clock, "reading", "bytes");
     err = store_scrub(&args, &report, diag);
     progress_end(&care.progress);
     if (err == KV_OK)
@@ -489,6 +491,6 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
                           text_count(report.bad - care.kept, "finding", records));
 done:
     snap_care_owners_drop(care.owners);
-    store_close(care.store);
+    cmd_close_store(cmd, care.store);
     return err;
 }

@@ -37,8 +37,8 @@ static int on_text(void *context, const char *text, size_t bytes) {
     struct talk *talk = context;
     progress_end(&talk->progress);
     if (talk->show) {
-        text_print_clean(stdout, text, bytes);
-        fflush(stdout);
+        text_print_clean(talk->cmd->out, text, bytes);
+        fflush(talk->cmd->out);
     }
     return 1;
 }
@@ -75,7 +75,7 @@ static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
                                          .cancelled = on_cancelled,
                                          .prefilled = on_prefilled,
                                          .context = talk};
-    progress_begin(&talk->progress, stderr, talk->cmd->clock, "reading", "tokens");
+    progress_begin(&talk->progress, talk->cmd->err, talk->cmd->clock, "reading", "tokens");
     enum kv_err err = turn_run(talk->service, talk->session, &options, result, diag);
     progress_end(&talk->progress);
     return err;
@@ -119,12 +119,12 @@ static void run_json(cJSON *to, const struct turn_result *result,
 }
 
 /* Flags of a session's birth mean nothing later; saying so beats ignoring them silently. */
-static void warn_birth_flags(const struct config *config, enum service_found found) {
+static void warn_birth_flags(const struct cmd *cmd, enum service_found found) {
     static const char *const birth[] = {"recipe", "ages", "temperature", "top-p",
                                         "top-k",  "seed", "system"};
     for (size_t i = 0; found != SERVICE_NEW && i < sizeof birth / sizeof birth[0]; i++)
-        if (config_given(config, birth[i]))
-            fprintf(stderr,
+        if (config_given(cmd->config, birth[i]))
+            fprintf(cmd->err,
                     "coldplane: --%s: the session keeps what it was made with; begin a new one to "
                     "change it\n",
                     birth[i]);
@@ -141,7 +141,7 @@ static enum kv_err take_prompt(struct cmd *cmd, char **owned_out, const char **t
     *bytes_out = strlen(prompt);
     *text_out = prompt;
     if (strcmp(prompt, "-") == 0) {
-        err = text_read_all(stdin, cmd->alloc, owned_out, bytes_out, diag);
+        err = text_read_all(cmd->in, cmd->alloc, owned_out, bytes_out, diag);
         *text_out = *owned_out;
     }
     if (err == KV_OK && *bytes_out == 0)
@@ -164,10 +164,10 @@ enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag) {
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
     KV_TRY(cmd_open_session(cmd, talk.service, 1, &talk.session, &opened, diag));
-    warn_birth_flags(cmd->config, opened.found);
+    warn_birth_flags(cmd, opened.found);
     err = say(&talk, text, bytes, &result, diag);
     if (talk.show && result.text_bytes > 0)
-        printf("\n");
+        fprintf(cmd->out, "\n");
     if (err == KV_OK && result.cancelled)
         err =
             kv_diag_set(diag, KV_ERR_CANCELLED, "run: stopped; what was answered so far is saved");
@@ -177,9 +177,9 @@ done:
     if (talk.service != NULL) {
         turn_result_release(talk.service, &result);
         if (service_note(talk.service)[0] != 0)
-            fprintf(stderr, "coldplane: %s\n", service_note(talk.service));
+            fprintf(cmd->err, "coldplane: %s\n", service_note(talk.service));
     }
-    service_close(talk.service);
+    cmd_close_service(cmd, talk.service);
     kv_alloc_release(cmd->alloc, owned);
     return err;
 }
@@ -203,11 +203,12 @@ static void greet(const struct talk *talk, const struct service_opened *opened) 
     session_info(talk->session, &info);
     engine_model(service_engine(talk->service), &model);
     if (model.device_note[0] != 0)
-        fprintf(stderr, "(%s)\n", model.device_note);
+        fprintf(talk->cmd->err, "(%s)\n", model.device_note);
     if (opened->found == SERVICE_WOKEN)
-        receipt_print_line(&opened->receipt, stderr);
-    fprintf(stderr, "session %s, %s%" PRIu64 " tokens, on %s; /help lists what else there is\n",
-            info.name, opened->found == SERVICE_NEW ? "new, " : "", info.n, model.device_name);
+        receipt_print_line(&opened->receipt, talk->cmd->err);
+    fprintf(talk->cmd->err,
+            "session %s, %s%" PRIu64 " tokens, on %s; /help lists what else there is\n", info.name,
+            opened->found == SERVICE_NEW ? "new, " : "", info.n, model.device_name);
 }
 
 static enum kv_err open_talk(struct talk *talk, struct service_opened *opened,
@@ -227,17 +228,17 @@ static enum kv_err recover(struct talk *talk, const struct turn_result *result,
     return open_talk(talk, &opened, diag);
 }
 
-static void tell_error(const struct kv_diag *diag) {
-    fprintf(stderr, "coldplane: ");
-    text_print_clean(stderr, diag->text, strlen(diag->text));
-    fprintf(stderr, "\n");
+static void tell_error(const struct cmd *cmd, const struct kv_diag *diag) {
+    fprintf(cmd->err, "coldplane: ");
+    text_print_clean(cmd->err, diag->text, strlen(diag->text));
+    fprintf(cmd->err, "\n");
 }
 
 /* Not on a terminal nobody can react: the first failure ends the run, and main says it. */
-static enum kv_err tell_or_end(enum kv_err err, const struct kv_diag *diag) {
-    if (err == KV_OK || !isatty(STDIN_FILENO))
+static enum kv_err tell_or_end(const struct cmd *cmd, enum kv_err err, const struct kv_diag *diag) {
+    if (err == KV_OK || !isatty(fileno(cmd->in)))
         return err;
-    tell_error(diag);
+    tell_error(cmd, diag);
     return KV_OK;
 }
 
@@ -257,24 +258,25 @@ static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
     talk->cmd->interrupts = 0;
     enum kv_err err = say(talk, line, bytes, &result, &why);
     if (talk->show)
-        printf("\n");
-    fflush(stdout);
+        fprintf(talk->cmd->out, "\n");
+    fflush(talk->cmd->out);
     if (err == KV_OK && talk->said != NULL)
         note_turn(talk, &result);
     if (err == KV_OK && result.cancelled)
-        fprintf(stderr, "(stopped; saved so far)\n");
+        fprintf(talk->cmd->err, "(stopped; saved so far)\n");
     else if (err == KV_OK && result.done == ENGINE_DONE_LENGTH)
-        fprintf(stderr, "(cut at --max-tokens %" PRIu32 ")\n", talk->cmd->config->tokens_max);
+        fprintf(talk->cmd->err, "(cut at --max-tokens %" PRIu32 ")\n",
+                talk->cmd->config->tokens_max);
     else if (err == KV_OK && result.done == ENGINE_DONE_CONTEXT)
-        fprintf(stderr, "(the model's context is full; begin a new session)\n");
+        fprintf(talk->cmd->err, "(the model's context is full; begin a new session)\n");
     if (err != KV_OK) {
         enum kv_err lost = recover(talk, &result, diag);
         if (lost != KV_OK) {
-            tell_error(&why);
+            tell_error(talk->cmd, &why);
             err = lost;
         } else {
             *diag = why;
-            err = tell_or_end(err, diag);
+            err = tell_or_end(talk->cmd, err, diag);
         }
     }
     turn_result_release(talk->service, &result);
@@ -294,7 +296,7 @@ static enum kv_err go_back(struct talk *talk, uint64_t n, struct kv_diag *diag) 
     session_info(talk->session, &after);
     talk->went_back = err == KV_OK;
     if (err == KV_OK && prefilled != 0)
-        fprintf(stderr, "(%" PRIu64 " tokens prefilled again)\n", prefilled);
+        fprintf(talk->cmd->err, "(%" PRIu64 " tokens prefilled again)\n", prefilled);
     if (err == KV_OK || after.n == before.n)
         return err;
     /* It stands between two places: back to what is stored. */
@@ -337,7 +339,7 @@ static enum kv_err do_fork(struct talk *talk, const char *rest, struct kv_diag *
     snapshot_drain(service_snapshot(talk->service));
     enum kv_err err = snap_tree_fork(&tree, &place, rest, diag);
     if (err == KV_OK)
-        fprintf(stderr, "(forked as it was last saved)\n");
+        fprintf(talk->cmd->err, "(forked as it was last saved)\n");
     return err;
 }
 
@@ -345,7 +347,7 @@ static enum kv_err do_save(struct talk *talk, const char *rest, struct kv_diag *
     struct receipt receipt;
     enum kv_err err = service_save_tag(talk->service, talk->session, rest, &receipt, diag);
     if (err == KV_OK)
-        receipt_print_line(&receipt, stderr);
+        receipt_print_line(&receipt, talk->cmd->err);
     return err;
 }
 
@@ -354,13 +356,13 @@ static enum kv_err do_sleep(struct talk *talk, const char *rest, struct kv_diag 
     (void)rest;
     enum kv_err err = service_sleep(talk->service, talk->session, &receipt, diag);
     if (err == KV_OK && receipt.operation != 0)
-        receipt_print_line(&receipt, stderr);
+        receipt_print_line(&receipt, talk->cmd->err);
     return err;
 }
 
 static enum kv_err do_help(struct talk *talk, const char *rest, struct kv_diag *diag) {
     (void)talk, (void)rest, (void)diag;
-    fputs(chat_help, stderr);
+    fputs(chat_help, talk->cmd->err);
     return KV_OK;
 }
 
@@ -406,7 +408,7 @@ static int slash(struct talk *talk, const char *line, int *over_out, enum kv_err
                           "it to the model",
                           line);
     *over_out = command != NULL && command->ends && err == KV_OK;
-    *err_out = tell_or_end(err, diag);
+    *err_out = tell_or_end(talk->cmd, err, diag);
     return 1;
 }
 
@@ -423,7 +425,7 @@ static enum kv_err be_awake(struct talk *talk, struct kv_diag *diag) {
         return KV_OK;
     enum kv_err err = open_talk(talk, &opened, diag);
     if (err == KV_OK)
-        receipt_print_line(&opened.receipt, stderr);
+        receipt_print_line(&opened.receipt, talk->cmd->err);
     return err;
 }
 
@@ -438,7 +440,7 @@ static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct k
             talk->cmd->interrupts = 0;
             over = ++interrupts_in_row >= 2;
             if (!over)
-                fprintf(stderr, "\n(ctrl-C again, or /quit, leaves)\n");
+                fprintf(talk->cmd->err, "\n(ctrl-C again, or /quit, leaves)\n");
             continue;
         }
         interrupts_in_row = 0;
@@ -476,14 +478,14 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(open_talk(&talk, &opened, diag));
     talk.opened = opened;
     greet(&talk, &opened);
-    warn_birth_flags(cmd->config, opened.found);
+    warn_birth_flags(cmd, opened.found);
     KV_TRY(line_edit_open(cmd, &edit, diag));
     line_edit_while_idle(edit, tend, &talk);
     err = chat_loop(&talk, edit, diag);
 done:
     line_edit_close(edit);
     if (talk.service != NULL && service_note(talk.service)[0] != 0)
-        fprintf(stderr, "coldplane: %s\n", service_note(talk.service));
-    service_close(talk.service);
+        fprintf(cmd->err, "coldplane: %s\n", service_note(talk.service));
+    cmd_close_service(cmd, talk.service);
     return err;
 }

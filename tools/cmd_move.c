@@ -124,7 +124,7 @@ static enum kv_err name_output(const struct moving *moving, struct kv_diag *diag
 
 static void tell_exported(struct moving *moving, const struct restore_exported *exported) {
     struct cmd *cmd = moving->cmd;
-    FILE *out = is_pipe(moving) ? stderr : stdout;
+    FILE *out = is_pipe(moving) ? cmd->err : cmd->out;
     char size[TEXT_SHORT_BYTES];
     if (cmd->result != NULL) {
         cJSON *item = cJSON_AddObjectToObject(cmd->result, "exported");
@@ -163,7 +163,7 @@ enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag) {
                                              .context = &moving,
                                              .progress = on_progress,
                                              .progress_context = &moving};
-    progress_begin(&moving.progress, stderr, cmd->clock, "exporting", "bytes");
+    progress_begin(&moving.progress, cmd->err, cmd->clock, "exporting", "bytes");
     err = restore_export(&args, &exported, diag);
     progress_end(&moving.progress);
     if (err == KV_OK)
@@ -175,7 +175,7 @@ enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag) {
 done:
     if (moving.file >= 0 && !is_pipe(&moving))
         close(moving.file);
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -207,10 +207,10 @@ static enum kv_err get_bytes(void *context, void *bytes, size_t count, size_t *g
 
 static enum kv_err open_input(struct moving *moving, struct kv_diag *diag) {
     if (is_pipe(moving)) {
-        moving->file = STDIN_FILENO;
+        moving->file = fileno(moving->cmd->in);
         return KV_OK;
     }
-    moving->file = open(moving->path, O_RDONLY | O_CLOEXEC);
+    moving->file = openat(moving->cmd->folder, moving->path, O_RDONLY | O_CLOEXEC);
     if (moving->file >= 0)
         return KV_OK;
     return kv_diag_errno(diag, errno == ENOENT ? KV_ERR_NOT_FOUND : KV_ERR_IO, errno,
@@ -235,11 +235,12 @@ static void tell_imported(struct cmd *cmd, const struct snap_import_result *resu
         cJSON_AddNumberToObject(item, "stored_bytes", (double)result->stored_bytes);
         return;
     }
-    printf("imported ");
-    text_print_clean(stdout, result->name, strlen(result->name));
-    printf(": %" PRIu64 " tokens, %" PRIu32 " blocks, %" PRIu32 " pages, %s stored; `coldplane "
-           "restore` proves it\n",
-           result->n, result->blocks, result->pages, text_size(result->stored_bytes, size));
+    fprintf(cmd->out, "imported ");
+    text_print_clean(cmd->out, result->name, strlen(result->name));
+    fprintf(cmd->out,
+            ": %" PRIu64 " tokens, %" PRIu32 " blocks, %" PRIu32 " pages, %s stored; `coldplane "
+            "restore` proves it\n",
+            result->n, result->blocks, result->pages, text_size(result->stored_bytes, size));
 }
 
 static enum kv_err import_into(struct moving *moving, struct store *store,
@@ -260,7 +261,7 @@ static enum kv_err import_into(struct moving *moving, struct store *store,
         args.take.here = &model.identity;
         args.take.vocab_count = model.vocab_count;
     }
-    progress_begin(&moving->progress, stderr, cmd->clock, "importing", "bytes");
+    progress_begin(&moving->progress, cmd->err, cmd->clock, "importing", "bytes");
     enum kv_err err = snap_import(&args, &result, diag);
     progress_end(&moving->progress);
     if (err == KV_OK)
@@ -289,7 +290,7 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
 done:
     if (moving.file >= 0 && !is_pipe(&moving))
         close(moving.file);
-    service_close(service);
-    store_close(store);
+    cmd_close_service(cmd, service);
+    cmd_close_store(cmd, store);
     return err;
 }

@@ -34,7 +34,7 @@ static struct verdict verdict_of(const struct image_needle *needle) {
     return (struct verdict){"kept", "passed, kept"};
 }
 
-static void tell_needle(cJSON *list, const struct image_needle *needle) {
+static void tell_needle(const struct cmd *cmd, cJSON *list, const struct image_needle *needle) {
     if (list != NULL) {
         cJSON *item = cJSON_CreateObject();
         json_text(item, "key", needle->key);
@@ -54,12 +54,13 @@ static void tell_needle(cJSON *list, const struct image_needle *needle) {
         cJSON_AddItemToArray(list, item);
         return;
     }
-    text_print_clean(stdout, needle->key, strlen(needle->key));
-    printf(": %s", verdict_of(needle).text);
+    text_print_clean(cmd->out, needle->key, strlen(needle->key));
+    fprintf(cmd->out, ": %s", verdict_of(needle).text);
     if (needle->asked_n_kv > 0)
-        printf(" (log-probability %.2f, without the fact %.2f, asked at token %" PRIu64 ")",
-               (double)needle->logp, (double)needle->logp_hole, needle->asked_n_kv);
-    printf("\n");
+        fprintf(cmd->out,
+                " (log-probability %.2f, without the fact %.2f, asked at token %" PRIu64 ")",
+                (double)needle->logp, (double)needle->logp_hole, needle->asked_n_kv);
+    fprintf(cmd->out, "\n");
 }
 
 static cJSON *needle_list(struct cmd *cmd) {
@@ -115,7 +116,7 @@ static void tell_saved(struct cmd *cmd, const struct receipt *receipt) {
     if (cmd->result != NULL)
         cJSON_AddItemToObject(cmd->result, "receipt", receipt_print_json(receipt));
     else
-        receipt_print_line(receipt, stdout);
+        receipt_print_line(receipt, cmd->out);
 }
 
 static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct session *session,
@@ -135,7 +136,7 @@ static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct ses
     struct image_needle *needles = transfer_needles(session, &count);
     KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
-    tell_needle(needle_list(cmd), &needles[count - 1]);
+    tell_needle(cmd, needle_list(cmd), &needles[count - 1]);
     tell_saved(cmd, &receipt);
 done:
     return err;
@@ -154,7 +155,7 @@ static enum kv_err in_session(struct cmd *cmd,
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK)
         err = work(cmd, service, session, diag);
-    service_close(service);
+    cmd_close_service(cmd, service);
     return err;
 }
 
@@ -188,7 +189,7 @@ static enum kv_err add_in(struct cmd *cmd, struct service *service, struct sessi
     struct image_needle *needles = transfer_needles(session, &count);
     KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
-    tell_needle(needle_list(cmd), &needles[count - 1]);
+    tell_needle(cmd, needle_list(cmd), &needles[count - 1]);
     tell_saved(cmd, &receipt);
 done:
     return err;
@@ -201,7 +202,7 @@ static enum kv_err rm_in(struct cmd *cmd, struct service *service, struct sessio
     enum kv_err err = KV_OK;
     struct image_needle *needles = transfer_needles(session, &count);
     KV_TRY(find_key(needles, count, cmd->config->key, &index, diag));
-    tell_needle(needle_list(cmd), &needles[index]);
+    tell_needle(cmd, needle_list(cmd), &needles[index]);
     transfer_drop_needle(session, index);
     KV_TRY(service_save(service, session, 0, &receipt, diag));
     tell_saved(cmd, &receipt);
@@ -234,6 +235,7 @@ static enum kv_err rm(struct cmd *cmd, struct kv_diag *diag) {
 /* --- check */
 
 struct checked {
+    const struct cmd *cmd;
     uint32_t kept, failed;
     const char *first_failed;
     struct progress *progress;
@@ -261,14 +263,14 @@ static enum kv_err check_one(struct session *session, uint32_t index, cJSON *lis
     if (now.kept && !now.passed && checked->failed++ == 0)
         checked->first_failed = needles[index].key;
     now.kept = asked.kept;
-    tell_needle(list, &now);
+    tell_needle(checked->cmd, list, &now);
     return KV_OK;
 }
 
 static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     struct progress progress;
-    struct checked checked = {.progress = &progress};
+    struct checked checked = {.cmd = cmd, .progress = &progress};
     uint32_t count = 0, first = 0;
     struct image_needle *needles = transfer_needles(session, &count);
     uint32_t end = count;
@@ -281,7 +283,7 @@ static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_
                            cmd->session_name));
     }
     cJSON *list = needle_list(cmd);
-    progress_begin(&progress, stderr, cmd->clock, "asking", "needles");
+    progress_begin(&progress, cmd->err, cmd->clock, "asking", "needles");
     for (uint32_t i = first; i < end && err == KV_OK; i++) {
         progress_update(&progress, i - first, end - first);
         err = check_one(session, i, list, &checked, diag);
@@ -308,7 +310,7 @@ static enum kv_err check(struct cmd *cmd, struct kv_diag *diag) {
         err = service_session(service, cmd->session_name, &lookup, &session, &opened, diag);
     if (err == KV_OK)
         err = check_in(cmd, session, diag);
-    service_close(service);
+    cmd_close_service(cmd, service);
     return err;
 }
 
@@ -327,12 +329,12 @@ static enum kv_err list(struct cmd *cmd, struct kv_diag *diag) {
     if (err == KV_OK) {
         cJSON *items = needle_list(cmd);
         for (uint32_t i = 0; i < image.needle_count; i++)
-            tell_needle(items, &image.needles[i]);
+            tell_needle(cmd, items, &image.needles[i]);
         if (image.needle_count == 0 && cmd->result == NULL)
-            printf("no needles; `coldplane needle plant` makes one\n");
+            fprintf(cmd->out, "no needles; `coldplane needle plant` makes one\n");
     }
     image_release(&image, cmd->alloc);
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 

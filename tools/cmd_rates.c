@@ -202,7 +202,8 @@ static void tell_rates(struct cmd *cmd, const struct snap_rates *rates) {
         if (cmd->result != NULL)
             cJSON_AddNumberToObject(cmd->result, items[i].name, (double)items[i].bytes);
         else
-            printf("%-10s %s/s\n", items[i].text, text_size((uint64_t)items[i].bytes, text));
+            fprintf(cmd->out, "%-10s %s/s\n", items[i].text,
+                    text_size((uint64_t)items[i].bytes, text));
     }
     if (cmd->result != NULL) {
         cJSON_AddNumberToObject(cmd->result, "prefill_ns", (double)rates->prefill_ns);
@@ -211,10 +212,12 @@ static void tell_rates(struct cmd *cmd, const struct snap_rates *rates) {
         cJSON_AddNumberToObject(cmd->result, "step_deeper_ns", (double)rates->step_deeper_ns);
         return;
     }
-    printf("prefill    %.0f tokens/s at depth 0, %.0f at 4,096\n", 1e9 / (double)rates->prefill_ns,
-           1e9 / ((double)rates->prefill_ns + 4096 * (double)rates->prefill_deeper_ns));
-    printf("proof      %.1f ms at depth 0, %.1f ms at 4,096\n", (double)rates->step_ns / 1e6,
-           ((double)rates->step_ns + 4096 * (double)rates->step_deeper_ns) / 1e6);
+    fprintf(cmd->out, "prefill    %.0f tokens/s at depth 0, %.0f at 4,096\n",
+            1e9 / (double)rates->prefill_ns,
+            1e9 / ((double)rates->prefill_ns + 4096 * (double)rates->prefill_deeper_ns));
+    fprintf(cmd->out, "proof      %.1f ms at depth 0, %.1f ms at 4,096\n",
+            (double)rates->step_ns / 1e6,
+            ((double)rates->step_ns + 4096 * (double)rates->step_deeper_ns) / 1e6);
 }
 
 enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
@@ -242,7 +245,7 @@ enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
     cmd_bench_host(cmd);
     tell_rates(cmd, &measuring.rates);
 done:
-    service_close(measuring.service);
+    cmd_close_service(cmd, measuring.service);
     return err;
 }
 

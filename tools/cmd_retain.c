@@ -30,13 +30,14 @@ enum kv_err cmd_expire(struct cmd *cmd, struct kv_diag *diag) {
         cJSON_AddNumberToObject(cmd->result, "stored_bytes", (double)entry.stored_bytes);
     } else if (err == KV_OK) {
         char size[TEXT_SHORT_BYTES];
-        printf("session ");
-        text_print_clean(stdout, cmd->session_name, strlen(cmd->session_name));
-        printf(may_expire ? ": may go whole (%s) when store-max is reached\n"
-                          : ": stays (%s), whatever store-max says\n",
-               text_size(entry.stored_bytes, size));
+        fprintf(cmd->out, "session ");
+        text_print_clean(cmd->out, cmd->session_name, strlen(cmd->session_name));
+        fprintf(cmd->out,
+                may_expire ? ": may go whole (%s) when store-max is reached\n"
+                           : ": stays (%s), whatever store-max says\n",
+                text_size(entry.stored_bytes, size));
     }
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -99,7 +100,7 @@ void cmd_tell_retained(struct cmd *cmd, struct store *store, const char *name, c
             continue;
         }
         if (!begun++)
-            printf("  given up, the newest first\n");
+            fprintf(cmd->out, "  given up, the newest first\n");
         action_text(&log.newest[i]);
     }
 }

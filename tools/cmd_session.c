@@ -114,8 +114,8 @@ enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag) {
         listing.items = cJSON_AddArrayToObject(cmd->result, "sessions");
     err = snapshot_list(store, cmd->alloc, on_entry, &listing, diag);
     if (err == KV_OK && listing.count == 0 && cmd->result == NULL)
-        printf("no sessions; `coldplane chat` begins one\n");
-    store_close(store);
+        fprintf(cmd->out, "no sessions; `coldplane chat` begins one\n");
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -271,7 +271,7 @@ static void tell_estimate(struct cmd *cmd, struct store *store, const struct sna
     if (cmd_rates_estimate(store, image, &estimate, &unmeasured) == KV_OK)
         cmd_rates_show(&estimate, to);
     else if (to == NULL)
-        printf("  estimate      none: %s\n", unmeasured.text);
+        fprintf(cmd->out, "  estimate      none: %s\n", unmeasured.text);
     else
         cJSON_AddNullToObject(to, "estimate");
 }
@@ -299,12 +299,12 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
         cmd_tell_retained(cmd, store, cmd->session_name, NULL);
         tell_estimate(cmd, store, &entry, &image, NULL);
         if (entry.tag_count != 0)
-            printf("  tags\n");
+            fprintf(cmd->out, "  tags\n");
     }
     KV_TRY(snap_tree_walk(store, cmd->session_name, on_tag, &tags, diag));
 done:
     image_release(&image, cmd->alloc);
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -316,7 +316,7 @@ static void give_receipt(struct cmd *cmd, const char *name, const struct receipt
     if (cmd->result != NULL)
         cJSON_AddItemToObject(cmd->result, name, receipt_print_json(receipt));
     else
-        receipt_print_table(receipt, stdout);
+        receipt_print_table(receipt, cmd->out);
 }
 
 enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
@@ -338,7 +338,7 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->result != NULL || err != KV_OK)
         give_receipt(cmd, "woken", &opened.receipt);
     give_receipt(cmd, "receipt", &receipt);
-    service_close(service);
+    cmd_close_service(cmd, service);
     return err;
 }
 
@@ -355,9 +355,9 @@ static enum kv_err go_back(struct cmd *cmd, struct service *service,
         json_text(cmd->result, "restored_tag", place->tag);
         json_text(cmd->result, "kept_tag", kept);
     } else if (kept[0] != 0) {
-        printf("the session goes on from %s; before it: tag %s\n", place->tag, kept);
+        fprintf(cmd->out, "the session goes on from %s; before it: tag %s\n", place->tag, kept);
     } else {
-        printf("%s is where the session stands already\n", place->tag);
+        fprintf(cmd->out, "%s is where the session stands already\n", place->tag);
     }
     return KV_OK;
 }
@@ -404,6 +404,6 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
         session_drop(session);
         err = go_back(cmd, service, &place, diag);
     }
-    service_close(service);
+    cmd_close_service(cmd, service);
     return err;
 }

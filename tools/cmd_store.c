@@ -124,7 +124,7 @@ enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag) {
         printf("%s verified\n", text_count(names.count, "session", sessions));
 done:
     kv_alloc_release(cmd->alloc, names.items);
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -261,6 +261,6 @@ enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
                low ? ": low, remove sessions, then `coldplane gc`" : "");
     }
     cmd_tell_retained(cmd, store, NULL, cmd->result);
-    store_close(store);
+    cmd_close_store(cmd, store);
     return KV_OK;
 }

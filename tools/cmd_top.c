@@ -273,7 +273,7 @@ static enum kv_err frame(struct top *top, struct kv_diag *diag) {
             fputs("\033[J", stdout);
         fflush(stdout);
     }
-    store_close(store);
+    cmd_close_store(top->cmd, store);
     return err;
 }
 

@@ -24,8 +24,8 @@ static struct snap_tree tree_of(const struct cmd *cmd, struct store *store) {
     return (struct snap_tree){store, cmd->alloc, cmd->clock};
 }
 
-static void print_name(const char *name) {
-    text_print_clean(stdout, name, strlen(name));
+static void print_name(FILE *out, const char *name) {
+    text_print_clean(out, name, strlen(name));
 }
 
 /* --- fork, rename, pin */
@@ -50,14 +50,14 @@ enum kv_err cmd_fork(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->result != NULL) {
         cJSON_AddItemToObject(cmd->result, "forked", cmd_entry_json(&entry));
     } else {
-        print_name(new_name);
-        printf(": %" PRIu64 " tokens, %s of blocks shared with ", entry.head.n,
-               text_size(entry.shared_bytes, size));
-        print_name(place.name);
-        printf("\n");
+        print_name(cmd->out, new_name);
+        fprintf(cmd->out, ": %" PRIu64 " tokens, %s of blocks shared with ", entry.head.n,
+                text_size(entry.shared_bytes, size));
+        print_name(cmd->out, place.name);
+        fprintf(cmd->out, "\n");
     }
 done:
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -76,13 +76,13 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->result != NULL) {
         cJSON_AddItemToObject(cmd->result, "renamed", cmd_entry_json(&entry));
     } else {
-        print_name(cmd->session_name);
-        printf(" is now ");
-        print_name(new_name);
-        printf("\n");
+        print_name(cmd->out, cmd->session_name);
+        fprintf(cmd->out, " is now ");
+        print_name(cmd->out, new_name);
+        fprintf(cmd->out, "\n");
     }
 done:
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -100,11 +100,11 @@ enum kv_err cmd_pin(struct cmd *cmd, struct kv_diag *diag) {
         json_text(cmd->result, "name", cmd->session_name);
         cJSON_AddBoolToObject(cmd->result, "pinned", pinned);
     } else {
-        print_name(cmd->session_name);
-        printf(pinned ? ": pinned\n" : ": not pinned\n");
+        print_name(cmd->out, cmd->session_name);
+        fprintf(cmd->out, pinned ? ": pinned\n" : ": not pinned\n");
     }
 done:
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }
 
@@ -167,10 +167,11 @@ static void tell_rollback(struct cmd *cmd, const struct receipt *receipt, uint64
         cJSON_AddItemToObject(cmd->result, "receipt", receipt_print_json(receipt));
         return;
     }
-    print_name(receipt->name);
-    printf(": back from %" PRIu64 " to %" PRIu64 " tokens, %" PRIu32 " blocks kept, %" PRIu64
-           " tokens prefilled again; before it: tag %s\n",
-           before, receipt->tokens, blocks, receipt->tokens_prefilled, kept);
+    print_name(cmd->out, receipt->name);
+    fprintf(cmd->out,
+            ": back from %" PRIu64 " to %" PRIu64 " tokens, %" PRIu32 " blocks kept, %" PRIu64
+            " tokens prefilled again; before it: tag %s\n",
+            before, receipt->tokens, blocks, receipt->tokens_prefilled, kept);
 }
 
 enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag) {
@@ -198,7 +199,7 @@ enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(snap_tree_walk(service_store(service), cmd->session_name, second_tag, &kept, diag));
     tell_rollback(cmd, &receipt, before, info.blocks, kept.tag);
 done:
-    service_close(service);
+    cmd_close_service(cmd, service);
     return err;
 }
 
@@ -225,7 +226,7 @@ static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_
         return kv_diag_set(diag, KV_ERR_IO,
                            "removed, but %" PRIu32 " segments could not be written again: %s",
                            report->held + report->damaged, report->trouble);
-    store_close(*store);
+    cmd_close_store(cmd, *store);
     *store = NULL;
     options.rebuild_index = 1;
     return store_open(&options, store, diag);
@@ -253,18 +254,21 @@ static void tell_removed(struct cmd *cmd, const struct snapshot_entry *entry, co
         json_text(item, "limits", purge_limits);
         return;
     }
-    printf("removed ");
-    print_name(entry->head.name);
+    fprintf(cmd->out, "removed ");
+    print_name(cmd->out, entry->head.name);
     if (tag != NULL)
-        printf("@%s\n", tag);
+        fprintf(cmd->out, "@%s\n", tag);
     else
-        printf(": %" PRIu64 " tokens, %s\n", entry->head.n, text_size(entry->stored_bytes, size));
+        fprintf(cmd->out, ": %" PRIu64 " tokens, %s\n", entry->head.n,
+                text_size(entry->stored_bytes, size));
     if (purged == NULL)
         return;
-    printf("purged: %s given back, %" PRIu32 " segments removed, %s of others written again, index "
-           "made anew\n  not covered: what a fork of it still uses, and %s\n",
-           text_size(purged->freed_bytes, size), purged->removed,
-           text_size(purged->written_bytes, written), purge_limits);
+    fprintf(cmd->out,
+            "purged: %s given back, %" PRIu32
+            " segments removed, %s of others written again, index "
+            "made anew\n  not covered: what a fork of it still uses, and %s\n",
+            text_size(purged->freed_bytes, size), purged->removed,
+            text_size(purged->written_bytes, written), purge_limits);
 }
 
 enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
@@ -293,6 +297,6 @@ enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
         KV_TRY(purge(cmd, &store, &report, diag));
     tell_removed(cmd, &entry, place.tag, purges ? &report : NULL);
 done:
-    store_close(store);
+    cmd_close_store(cmd, store);
     return err;
 }

@@ -92,7 +92,13 @@ static void hold_standard_descriptors(void) {
 int main(int argc, char **argv) {
     struct config config;
     struct kv_diag diag = {""};
-    struct cmd cmd = {.config = &config, .alloc = kv_alloc_system(), .clock = kv_clock_system()};
+    struct cmd cmd = {.config = &config,
+                      .alloc = kv_alloc_system(),
+                      .clock = kv_clock_system(),
+                      .folder = AT_FDCWD,
+                      .in = stdin,
+                      .out = stdout,
+                      .err = stderr};
     hold_standard_descriptors();
     setlocale(LC_CTYPE, "C.UTF-8");
     enum kv_err err = config_load(argc, argv, &config, &diag);

@@ -87,7 +87,6 @@ static void *step_main(void *context) {
         wait_ns = service_tend(service);
         if (under_way != NULL && snap_tend_under_way(service->tend) == NULL)
             service_changed(service);
-        engine_apply(service->engine);
         if (hearing_is_wanted(&service->hearing)) {
             hearing_step(&service->hearing);
             wait_ns = 0;
