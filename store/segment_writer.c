@@ -17,7 +17,8 @@
 
 struct segment_writer {
     struct segment_writer_options options;
-    uint8_t *staging; /* SEGMENT_BUFFERS × SEGMENT_BUFFER_BYTES */
+    uint8_t *staging;      /* buffer_count × SEGMENT_BUFFER_BYTES */
+    uint32_t buffer_count; /* no more than a segment and the next one's beginning fill */
     struct io_queue *queue;
     uint8_t busy[SEGMENT_BUFFERS]; /* 1: in flight */
     uint64_t sizes[SEGMENT_BUFFERS];
@@ -56,16 +57,18 @@ enum kv_err segment_writer_make(const struct segment_writer_options *options,
                                       .direct = options->direct_wanted,
                                       .at = options->tail,
                                       .committed = options->tail};
-    writer->staging = kv_alloc_aligned(
-        options->alloc, (size_t)SEGMENT_BUFFERS * SEGMENT_BUFFER_BYTES, STORE_PAGE_BYTES);
+    uint64_t useful = 1 + options->segment_bytes / SEGMENT_BUFFER_BYTES;
+    uint32_t count = useful < SEGMENT_BUFFERS ? (uint32_t)useful : SEGMENT_BUFFERS;
+    writer->buffer_count = count;
+    writer->staging =
+        kv_alloc_aligned(options->alloc, (size_t)count * SEGMENT_BUFFER_BYTES, STORE_PAGE_BYTES);
     if (writer->staging == NULL) {
         kv_alloc_release(options->alloc, writer);
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %d MiB of write buffers",
-                           SEGMENT_BUFFERS);
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %u MiB of write buffers", count);
     }
-    struct io_queue_options queue = {.depth = SEGMENT_BUFFERS,
+    struct io_queue_options queue = {.depth = count,
                                      .buffers = writer->staging,
-                                     .buffer_count = SEGMENT_BUFFERS,
+                                     .buffer_count = count,
                                      .buffer_bytes = SEGMENT_BUFFER_BYTES,
                                      .alloc = options->alloc};
     int error = options->door->queue_open(options->door->context, &queue, &writer->queue);
@@ -97,7 +100,7 @@ static void collect(struct segment_writer *writer, int all) {
         }
         for (uint32_t i = 0; i < taken; i++) {
             size_t index = (size_t)done[i].tag;
-            assert(index < SEGMENT_BUFFERS && writer->busy[index]);
+            assert(index < writer->buffer_count && writer->busy[index]);
             int failed = done[i].error;
             if (failed == 0 && done[i].done_bytes != writer->sizes[index])
                 failed = EIO;
@@ -148,7 +151,7 @@ static void launch(struct segment_writer *writer) {
 
 /* A free buffer whose first byte will stand at the end of what was filled in. */
 static enum kv_err take_buffer(struct segment_writer *writer, struct kv_diag *diag) {
-    if (writer->in_flight == SEGMENT_BUFFERS)
+    if (writer->in_flight == writer->buffer_count)
         collect(writer, 0);
     if (writer->error != 0)
         return check(writer, diag);

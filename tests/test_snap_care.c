@@ -426,7 +426,7 @@ static void power_cuts_in_gc(void **state) {
     char base[TESTING_PATH_BYTES];
     struct life life;
     struct receipt receipt;
-    testing_temp_dir(base);
+    testing_ram_dir(base);
     struct life_options options = life_default(base);
     life_open(&options, &life);
     struct session *session = life_session(&life, "noise", IMAGE_RECIPE_V3);
@@ -449,7 +449,7 @@ static void power_cuts_in_gc(void **state) {
     unsigned cuts = 0;
     for (int done = 0; !done; cuts++) {
         char dir[TESTING_PATH_BYTES];
-        testing_temp_dir(dir);
+        testing_ram_dir(dir);
         support_store_copy(base, dir);
         const struct faulty_io_plan plan = {.action = FAULTY_IO_DIE,
                                             .ops = FAULTY_IO_CHANGES,

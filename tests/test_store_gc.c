@@ -258,13 +258,13 @@ static int run_child(const char *dir, const struct faulty_io_plan *plan) {
     return WEXITSTATUS(status);
 }
 
-/* One change in three: torn writes and power cuts begin at different ones; `make sweep` has a gc in
+/* One change in five: torn writes and power cuts begin at different ones; `make sweep` has a gc in
  * its life and takes all. */
 static unsigned sweep(const char *base, enum faulty_io_action action, int power_cut) {
     unsigned cases = 0;
-    for (unsigned k = 1 + (unsigned)power_cut;; k += testing_quick() ? 5 : 3) {
+    for (unsigned k = 1 + (unsigned)power_cut;; k += testing_quick() ? 9 : 5) {
         char dir[TESTING_PATH_BYTES];
-        testing_temp_dir(dir);
+        testing_ram_dir(dir);
         support_store_copy(base, dir);
         struct faulty_io_plan plan = {.action = action,
                                       .ops = FAULTY_IO_CHANGES,
@@ -295,12 +295,12 @@ static unsigned sweep(const char *base, enum faulty_io_action action, int power_
 static void cut_along_the_way(void **state) {
     (void)state;
     char base[TESTING_PATH_BYTES];
-    testing_temp_dir(base);
+    testing_ram_dir(base);
     make_garbage(base);
     unsigned torn = sweep(base, FAULTY_IO_TEAR_AND_DIE, 0);
     unsigned cuts = sweep(base, FAULTY_IO_DIE, 1);
     print_message("gc: %u torn writes, %u power cuts: 0 lost, 0 resurrected\n", torn, cuts);
-    assert_true(torn > 15 && cuts > 15);
+    assert_true(torn > 5 && cuts > 5);
 }
 
 /* Failing I/O instead of death: an error, the same records, and the next run goes through. */
@@ -308,15 +308,15 @@ static void failing_at_every_change(void **state) {
     (void)state;
     char base[TESTING_PATH_BYTES];
     unsigned failures = 0;
-    testing_temp_dir(base);
+    testing_ram_dir(base);
     make_garbage(base);
-    for (unsigned k = 1;; k++) {
+    for (unsigned k = 1;; k += testing_quick() ? 5 : 2) {
         char dir[TESTING_PATH_BYTES];
         struct faulty_io *faulty = faulty_io_make(io_posix_door());
         struct store_gc_options usual = store_gc_options_usual();
         struct store_gc_report report;
         struct kv_diag diag = {""};
-        testing_temp_dir(dir);
+        testing_ram_dir(dir);
         support_store_copy(base, dir);
         struct store_options options = support_store_options(dir);
         options.door = faulty_io_door(faulty);
@@ -343,7 +343,7 @@ static void failing_at_every_change(void **state) {
         if (!struck)
             break;
     }
-    assert_true(failures > 10);
+    assert_true(failures > 5);
 }
 
 /* A full budget: the reserve lets gc work, and what it frees can be written. */
@@ -483,16 +483,16 @@ static void failing_at_every_allocation(void **state) {
     (void)state;
     char base[TESTING_PATH_BYTES];
     unsigned failures = 0;
-    testing_temp_dir(base);
+    testing_ram_dir(base);
     make_garbage(base);
-    for (uint64_t n = 1;; n += testing_quick() ? 13 : 4) {
+    for (uint64_t n = 1;; n += testing_quick() ? 17 : 7) {
         char dir[TESTING_PATH_BYTES];
         char command[TESTING_PATH_BYTES + 16];
         struct store_gc_options usual = store_gc_options_usual();
         struct store_gc_report report;
         struct testing_alloc alloc;
         struct kv_diag diag = {""};
-        testing_temp_dir(dir);
+        testing_ram_dir(dir);
         support_store_copy(base, dir);
         testing_alloc_init(&alloc, 0);
         struct store_options options = support_store_options(dir);

@@ -94,11 +94,9 @@ static void remove_dirs(void) {
         nftw(state.dirs[i], remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-void testing_temp_dir(char path_out[TESTING_PATH_BYTES]) {
-    const char *base = getenv("TMPDIR");
+static void make_dir(const char *base, char path_out[TESTING_PATH_BYTES]) {
     assert(state.dir_count < TEMP_DIRS_MAX);
-    int used = snprintf(path_out, TESTING_PATH_BYTES, "%s/coldplane-test-XXXXXX",
-                        base != NULL ? base : "/tmp");
+    int used = snprintf(path_out, TESTING_PATH_BYTES, "%s/coldplane-test-XXXXXX", base);
     if (used < 0 || used >= TESTING_PATH_BYTES || mkdtemp(path_out) == NULL) {
         perror(path_out);
         fail();
@@ -108,6 +106,18 @@ void testing_temp_dir(char path_out[TESTING_PATH_BYTES]) {
         atexit(remove_dirs);
     }
     memcpy(state.dirs[state.dir_count++], path_out, TESTING_PATH_BYTES);
+}
+
+void testing_temp_dir(char path_out[TESTING_PATH_BYTES]) {
+    const char *base = getenv("TMPDIR");
+    make_dir(base != NULL ? base : "/tmp", path_out);
+}
+
+void testing_ram_dir(char path_out[TESTING_PATH_BYTES]) {
+    if (getenv("TMPDIR") == NULL && access("/dev/shm", W_OK) == 0)
+        make_dir("/dev/shm", path_out);
+    else
+        testing_temp_dir(path_out);
 }
 
 uint64_t testing_seed(const char *name, uint64_t seed) {
