@@ -1,7 +1,7 @@
 /* tests/sim.c - `make sim SECONDS=`: random lives from one seed, one process, a virtual clock.
  *
- * Responsible for: episodes of random steps (chat, save, sleep, wake, demote, rm, gc, what the byte
- * budget makes go, reopen) with random faults (I/O errors, full disks, index calls, allocations),
+ * Responsible for: episodes of random steps (chat, save, tag, sleep, wake, demote, fork, roll back,
+ * rename, rm, gc, what the byte budget makes go, reopen) with random faults (I/O errors, full disks, index calls, allocations),
  * power cuts that lose, keep or tear what was not synced, lost indexes and a clock that jumps;
  * after every cut and at the end the invariants and every acknowledged session, bit for bit.
  * Not responsible for: every point of one life (sweep.c).
@@ -58,6 +58,7 @@ struct episode {
     struct disk *disk;
     char dir[TESTING_PATH_BYTES + 32];
     uint32_t dirs;
+    int has_forks;
     int doubtful; /* a step has failed since the last opening: later ones may be refused */
     struct tally *tally;
     char text[WORLD_TEXT_BYTES];
@@ -177,18 +178,52 @@ static void after_cut(struct episode *episode) {
         wrong(episode, "opening after a power cut", diag.text);
 }
 
-enum { CHOICES = 22 };
+enum { CHOICES = 28, TAGS = 3 };
 static const char *const step_names[CHOICES] = {
-    "say",    "say",   "say",  "say",    "save",   "save",   "save", "save",
-    "sleep",  "sleep", "wake", "wake",   "demote", "remove", "gc",   "retain",
-    "expire", "back",  "back", "revert", "rename", "clock"};
+    "say",  "say",  "say",    "say",    "save", "save",   "save",   "save", "sleep", "sleep",
+    "wake", "wake", "demote", "remove", "gc",   "retain", "expire", "back", "back",  "revert",
+    "fork", "fork", "tag",    "tag",    "tag",  "untag",  "rename", "clock"};
+static const char *const tags[TAGS] = {"before-restore-1", "red", "green"};
+
+/* What the last save or removal left, as far as the facts know. */
+static int is_stored(uint32_t session) {
+    for (uint32_t i = world.fact_count; i-- > 0;)
+        if (world.facts[i].session == session && world.facts[i].acknowledged)
+            return !world.facts[i].is_removal;
+    return 0;
+}
+
+/* A session of which the step can be expected to do something; now and then any other. */
+static uint32_t pick_session(struct episode *episode, const char *name) {
+    static const char of_resident[] = "save tag sleep demote";
+    static const char of_stored[] = "wake remove expire back revert fork untag rename";
+    uint32_t session = (uint32_t)below(episode, WORLD_SESSIONS);
+    if (below(episode, 5) == 0)
+        return session;
+    for (uint32_t i = 0; i < WORLD_SESSIONS; i++) {
+        uint32_t next = (session + i) % WORLD_SESSIONS;
+        if ((strstr(of_resident, name) == NULL || world_find(&world, next) != NULL) &&
+            (strstr(of_stored, name) == NULL || is_stored(next)))
+            return next;
+    }
+    return session;
+}
+
+/* A fork that is resident keeps the planes it shares; what the others then are is not among the
+ * facts, so after the first fork all are put away. */
+static void put_away(struct episode *episode) {
+    for (uint32_t i = 0; episode->has_forks && i < WORLD_SESSIONS; i++)
+        world_forget(&world, i);
+}
 
 static enum kv_err take_step(struct episode *episode, struct kv_diag *diag) {
-    uint32_t session = (uint32_t)below(episode, WORLD_SESSIONS);
-    uint32_t feed = 1 + (uint32_t)below(episode, below(episode, 3) == 0 ? 640 : 120);
     uint64_t choice = below(episode, CHOICES);
-    snprintf(last_step, sizeof last_step, "%s %s %u", step_names[choice], world_name(session),
-             feed);
+    uint32_t session = pick_session(episode, step_names[choice]);
+    uint32_t feed = 1 + (uint32_t)below(episode, below(episode, 3) == 0 ? 640 : 120);
+    uint32_t to = (session + 1 + (uint32_t)below(episode, WORLD_SESSIONS - 1)) % WORLD_SESSIONS;
+    uint64_t tag = below(episode, TAGS);
+    snprintf(last_step, sizeof last_step, "%s %s %u, %s, %s", step_names[choice],
+             world_name(session), feed, world_name(to), tags[tag]);
     switch (choice) {
     case 0:
     case 1:
@@ -213,16 +248,30 @@ static enum kv_err take_step(struct episode *episode, struct kv_diag *diag) {
     case 14:
         return world_gc(&world, diag);
     case 15:
+        put_away(episode);
         return world_retain(&world, diag);
     case 16:
+        put_away(episode);
         return world_expire(&world, session, diag);
     case 17:
     case 18:
         return world_back(&world, session, (uint32_t)below(episode, 100), diag);
     case 19:
-        return world_revert(&world, session, diag);
+        return world_revert(&world, session, tags[tag], diag);
     case 20:
-        return world_rename(&world, session, (session + 1) % WORLD_SESSIONS, diag);
+        episode->has_forks = 1;
+        return world_fork(&world, session, NULL, to, diag);
+    case 21:
+        episode->has_forks = 1;
+        return world_fork(&world, session, tags[tag], to, diag);
+    case 22:
+    case 23:
+    case 24:
+        return world_tag(&world, session, tags[1 + tag % (TAGS - 1)], diag);
+    case 25:
+        return world_untag(&world, session, tags[tag], diag);
+    case 26:
+        return world_rename(&world, session, to, diag);
     default:
         clock_wall += testing_random_u64(&episode->random) >> 12;
         clock_wall -= testing_random_u64(&episode->random) >> 12;

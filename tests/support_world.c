@@ -226,15 +226,26 @@ static enum kv_err end_fact(struct world *world, struct world_fact *fact, enum k
     return err;
 }
 
-enum kv_err world_save(struct world *world, uint32_t session, int is_explicit,
-                       struct kv_diag *diag) {
-    const struct snapshot_options options = {.is_explicit = is_explicit};
+static enum kv_err save(struct world *world, uint32_t session,
+                        const struct snapshot_options *options, struct kv_diag *diag) {
     struct receipt receipt;
     struct session *found = world_find(world, session);
     if (found == NULL)
         return kv_diag_set(diag, KV_ERR_NOT_FOUND, "not resident");
     struct world_fact *fact = begin_fact(world, session, 0);
-    return end_fact(world, fact, snapshot_save(world->snapshot, found, &options, &receipt, diag));
+    return end_fact(world, fact, snapshot_save(world->snapshot, found, options, &receipt, diag));
+}
+
+enum kv_err world_save(struct world *world, uint32_t session, int is_explicit,
+                       struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = is_explicit};
+    return save(world, session, &options, diag);
+}
+
+enum kv_err world_tag(struct world *world, uint32_t session, const char *tag,
+                      struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = 1, .tag = tag};
+    return save(world, session, &options, diag);
 }
 
 enum kv_err world_sleep(struct world *world, uint32_t session, struct kv_diag *diag) {
@@ -285,8 +296,7 @@ enum kv_err world_gc(struct world *world, struct kv_diag *diag) {
 
 /* --- branches */
 
-/* Whatever is not saved is forgotten, as by an end of the program. */
-static void let_go(struct world *world, uint32_t session) {
+void world_forget(struct world *world, uint32_t session) {
     struct session *found = world_find(world, session);
     snapshot_drain(world->snapshot);
     if (found != NULL)
@@ -326,12 +336,14 @@ static int is_nowhere(struct world *world, uint32_t session) {
 enum kv_err world_back(struct world *world, uint32_t session, uint32_t percent,
                        struct kv_diag *diag) {
     struct session_info info;
-    let_go(world, session);
+    world_forget(world, session);
     enum kv_err err = world_wake(world, session, diag);
     if (err != KV_OK)
         return err;
     struct session *found = world_find(world, session);
     session_info(found, &info);
+    if (info.n < 2)
+        return KV_OK;
     err = snapshot_rewind(world->snapshot, found, 1 + (info.n - 1) * percent / 100, diag);
     if (err != KV_OK)
         return err;
@@ -341,11 +353,12 @@ enum kv_err world_back(struct world *world, uint32_t session, uint32_t percent,
     return world_save(world, session, 0, diag);
 }
 
-enum kv_err world_fork(struct world *world, uint32_t session, uint32_t to, struct kv_diag *diag) {
+enum kv_err world_fork(struct world *world, uint32_t session, const char *tag, uint32_t to,
+                       struct kv_diag *diag) {
     const struct snap_tree tree = {world->store, world->alloc, world->clock};
-    const struct snap_tree_place place = {world_name(session), NULL};
+    const struct snap_tree_place place = {world_name(session), tag};
     struct world_fact *fact = NULL;
-    let_go(world, session);
+    world_forget(world, session);
     if (!is_nowhere(world, to))
         return KV_OK;
     enum kv_err err = begin_copy(world, &place, to, &fact, diag);
@@ -358,7 +371,7 @@ enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, str
     const struct snap_tree tree = {world->store, world->alloc, world->clock};
     const struct snap_tree_place place = {world_name(session), NULL};
     struct world_fact *fact = NULL;
-    let_go(world, session);
+    world_forget(world, session);
     if (!is_nowhere(world, to))
         return KV_OK;
     enum kv_err err = begin_copy(world, &place, to, &fact, diag);
@@ -370,14 +383,23 @@ enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, str
     return end_fact(world, fact, err);
 }
 
-enum kv_err world_revert(struct world *world, uint32_t session, struct kv_diag *diag) {
+enum kv_err world_revert(struct world *world, uint32_t session, const char *tag,
+                         struct kv_diag *diag) {
     const struct snap_tree tree = {world->store, world->alloc, world->clock};
-    const struct snap_tree_place place = {world_name(session), "before-restore-1"};
+    const struct snap_tree_place place = {world_name(session), tag};
     char kept[RECORD_TAG_BYTES_MAX + 1];
     struct world_fact *fact = NULL;
-    let_go(world, session);
+    world_forget(world, session);
     enum kv_err err = begin_copy(world, &place, session, &fact, diag);
     return err != KV_OK ? err : end_fact(world, fact, snap_tree_revert(&tree, &place, kept, diag));
+}
+
+enum kv_err world_untag(struct world *world, uint32_t session, const char *tag,
+                        struct kv_diag *diag) {
+    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree_place place = {world_name(session), tag};
+    world_forget(world, session);
+    return snap_tree_untag(&tree, &place, diag);
 }
 
 /* --- what the byte budget makes go */

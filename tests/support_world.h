@@ -66,19 +66,27 @@ enum kv_err world_wake(struct world *world, uint32_t session, struct kv_diag *di
 /* A fact begins and, when all went well, is acknowledged. NOT_FOUND when not resident. */
 enum kv_err world_save(struct world *world, uint32_t session, int is_explicit,
                        struct kv_diag *diag);
+enum kv_err world_tag(struct world *world, uint32_t session, const char *tag, struct kv_diag *diag);
 enum kv_err world_sleep(struct world *world, uint32_t session, struct kv_diag *diag);
 enum kv_err world_remove(struct world *world, uint32_t session, struct kv_diag *diag);
+/* Whatever is not saved is gone, as by an end of the program; not resident afterwards. */
+void world_forget(struct world *world, uint32_t session);
 /* Coarser tiers, or finer ones again. */
 enum kv_err world_demote(struct world *world, uint32_t session, int coarse, struct kv_diag *diag);
 
 /* Back to `percent` of what is saved, and saved so; resident afterwards. */
 enum kv_err world_back(struct world *world, uint32_t session, uint32_t percent,
                        struct kv_diag *diag);
-/* These begin with the session as it is stored; `to` must be nowhere (else nothing happens). */
-enum kv_err world_fork(struct world *world, uint32_t session, uint32_t to, struct kv_diag *diag);
+/* These begin with the session as it is stored; `to` must be nowhere (else nothing happens). With a
+ * tag (may be NULL) the fork begins there. */
+enum kv_err world_fork(struct world *world, uint32_t session, const char *tag, uint32_t to,
+                       struct kv_diag *diag);
 enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, struct kv_diag *diag);
-/* Goes on from the tag before-restore-1; NOT_FOUND without it. */
-enum kv_err world_revert(struct world *world, uint32_t session, struct kv_diag *diag);
+/* Goes on from the tag, or takes it away; NOT_FOUND without it. */
+enum kv_err world_revert(struct world *world, uint32_t session, const char *tag,
+                         struct kv_diag *diag);
+enum kv_err world_untag(struct world *world, uint32_t session, const char *tag,
+                        struct kv_diag *diag);
 
 /* Deletes what no session uses, beside those that are resident, and gives back the space of
  * segments that are less than 95 % live. */

@@ -79,7 +79,7 @@ static enum kv_err branch_step(uint32_t number, struct kv_diag *diag) {
     case 38:
         return world_save(&world, 0, 0, diag);
     case 39:
-        return world_fork(&world, 0, 2, diag);
+        return world_fork(&world, 0, NULL, 2, diag);
     case 40:
         return world_back(&world, 0, 55, diag);
     case 41:
@@ -87,7 +87,7 @@ static enum kv_err branch_step(uint32_t number, struct kv_diag *diag) {
     case 42:
         return world_save(&world, 2, 0, diag);
     case 43:
-        return world_revert(&world, 0, diag);
+        return world_revert(&world, 0, "before-restore-1", diag);
     case 44:
         return world_rename(&world, 2, 3, diag);
     case 45:
