@@ -51,8 +51,8 @@ enum { TESTING_PATH_BYTES = 256 };
  * test. A child made by fork leaves it alone. */
 void testing_temp_dir(char path_out[TESTING_PATH_BYTES]);
 
-/* The same in memory where that can be (and TMPDIR does not say otherwise): for cases without number
- * whose power cuts are made by hand, so that a real disk adds nothing but its syncs. */
+/* The same in memory where that can be (and TMPDIR does not say otherwise): for many cases whose
+ * power cuts are made by hand, so that a real disk adds nothing but its syncs. */
 void testing_ram_dir(char path_out[TESTING_PATH_BYTES]);
 
 /* Prints the seed under a name and returns it. */
