@@ -1,10 +1,10 @@
 /* tests/sim.c - `make sim SECONDS=`: random lives from one seed, one process, a virtual clock.
  *
  * Responsible for: episodes of random steps (chat, save, tag, sleep, wake, demote, fork, roll back,
- * rename, rm, gc, what the byte budget makes go, reopen) with random faults (I/O errors, full disks,
- * index calls, allocations), power cuts that lose, keep or tear what was not synced, lost indexes
- * and a clock that jumps; after every cut and at the end the invariants and every acknowledged
- * session, bit for bit.
+ * rename, rm, gc, what the byte budget makes go, reopen) with random faults (I/O errors, full
+ * disks, index calls, allocations), power cuts that lose, keep or tear what was not synced, lost
+ * indexes and a clock that jumps; after every cut and at the end the invariants and every
+ * acknowledged session, bit for bit.
  * Not responsible for: every point of one life (sweep.c).
  *
  * Arguments: seconds, first seed, steps of an episode. An episode depends on its seed alone, so a
