@@ -57,6 +57,11 @@ uint32_t transfer_block_missing(struct block *block, struct transfer_part *parts
     return block->references ? parts_in(block, block->arriving, parts_out) : 0;
 }
 
+const struct block *transfer_session_block(const struct session *session, uint32_t index) {
+    assert(index < session->block_count);
+    return session->blocks[index];
+}
+
 /* --- bytes */
 
 int transfer_mapped(const struct engine *engine) {

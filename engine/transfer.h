@@ -49,6 +49,8 @@ void transfer_host_put(struct engine *engine, void *memory); /* NULL is allowed 
 
 /* Blocks. A block handed to hooks.block_sealed is held until durable or failed is said. */
 uint64_t transfer_block_index(const struct block *block);
+/* Of a session's blocks, `index` below their count. */
+const struct block *transfer_session_block(const struct session *session, uint32_t index);
 /* Ids of the block's 256 tokens, u32 little-endian: only of a block that was sealed here, which is
  * every block that is not durable. */
 const uint8_t *transfer_block_ids(const struct block *block);

@@ -167,8 +167,11 @@ static void read_done(void *context, size_t read_index) {
 
 void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats) {
     receipt->door_bytes += stats->read_bytes;
+    receipt->ram_bytes += stats->ram_bytes;
     receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
     receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns;
+    if (stats->reads == 0)
+        return;
     receipt->direct = stats->direct;
     if (stats->in_flight_max > receipt->in_flight_most)
         receipt->in_flight_most = (uint32_t)stats->in_flight_max;
@@ -244,6 +247,7 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
                                              .count = end - first,
                                              .done = read_done,
                                              .context = loading,
+                                             .ram = loading->args->plan->ram,
                                              .helper = 1};
         struct store_read_stats stats = {0};
         loading->round_first = first;

@@ -83,10 +83,12 @@ static enum kv_err read_image_bytes(struct store *store, const struct store_reco
     if (extent->raw_bytes > image_bytes_max)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the image claims %llu bytes",
                            (unsigned long long)extent->raw_bytes);
-    const struct store_read_whole whole = {extent, plan->alloc, "session image", &plan->read};
+    const struct store_read_whole whole = {extent, plan->alloc, "session image", &plan->read,
+                                           plan->ram};
     enum kv_err err = store_read_whole(store, &whole, bytes_out, diag);
     if (err != KV_OK)
         return err;
+    plan->image_extent = *extent;
     plan->image_stored_bytes = extent->stored_bytes;
     plan->digests_checked++;
     return KV_OK;
@@ -135,8 +137,7 @@ done:
 enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                             uint64_t snapshot, struct rest_plan *plan_out, struct kv_diag *diag) {
     struct record_name head;
-    memset(plan_out, 0, sizeof *plan_out);
-    plan_out->alloc = alloc;
+    *plan_out = (struct rest_plan){.alloc = alloc, .ram = plan_out->ram};
     enum kv_err err = read_name(store, name, &head, diag);
     if (err != KV_OK)
         return err;
@@ -366,10 +367,11 @@ static enum kv_err read_ids(struct store *store, struct rest_plan *plan, struct 
                                        .verify = 1,
                                        .label = "token ids of a block"};
     }
-    const struct store_read_args args = {.reads = reads, .count = count};
+    const struct store_read_args args = {.reads = reads, .count = count, .ram = plan->ram};
     struct store_read_stats stats;
     err = store_read(store, &args, &stats, diag);
     plan->read.read_bytes += stats.read_bytes;
+    plan->read.ram_bytes += stats.ram_bytes;
     for (uint32_t b = 0; b < count; b++)
         in_doubt |= reads[b].in_doubt;
     KV_TRY(err);
@@ -407,7 +409,7 @@ static void add_extent(const struct store_extent *extent, struct restore_plan *p
 
 enum kv_err restore_plan(const struct restore_source *source, const char *name, uint64_t snapshot,
                          struct restore_plan *plan_out, struct kv_diag *diag) {
-    struct rest_plan plan = {0};
+    struct rest_plan plan = {.ram = 1};
     struct restore_plan out = {0};
     enum kv_err err = KV_OK;
     KV_TRY(rest_plan_image(source->store, source->alloc, name, snapshot, &plan, diag));

@@ -24,15 +24,17 @@ struct rest_plan_block {
 
 struct rest_plan {
     const struct kv_alloc *alloc;
+    int ram; /* set before: what is kept in memory is taken from there */
     uint64_t snapshot;
     int pinned;
     uint8_t owner[IMAGE_OWNER_BYTES];
     struct record_snapshot record;
     struct image image;
     struct rest_plan_block *blocks; /* [image.block_count] */
-    struct store_extent sinks, pages[IMAGE_PAGES_MAX];
+    struct store_extent image_extent, sinks, pages[IMAGE_PAGES_MAX];
     uint64_t image_stored_bytes;
-    struct store_read_stats read; /* of the image; read_bytes with the blocks' token ids */
+    /* Of the image; read_bytes and ram_bytes with the blocks' token ids. */
+    struct store_read_stats read;
     uint32_t digests_checked;
 };
 

@@ -237,14 +237,20 @@ static enum kv_err read_planes(const struct wanted *wanted, struct receipt *rece
         err = take_stage(source->engine, &reading);
     if (err == KV_OK)
         aim(&reading, transfer_block_index(wanted->block));
-    const struct store_read_args args = {.reads = reading.reads, .count = reading.count};
-    if (err == KV_OK)
+    enum kv_err found = err;
+    for (int ram = 1; found == KV_OK && ram >= 0; ram--) {
+        const struct store_read_args args = {
+            .reads = reading.reads, .count = reading.count, .ram = ram};
         err = store_read(source->store, &args, &stats, diag);
-    for (uint32_t i = 0; i < reading.count; i++)
-        *in_doubt_out |= reading.reads[i].in_doubt;
-    rest_load_stats(receipt, &stats);
-    if (err == KV_OK)
-        err = place(wanted, &reading, receipt, diag);
+        for (uint32_t i = 0; i < reading.count; i++)
+            *in_doubt_out |= reading.reads[i].in_doubt;
+        rest_load_stats(receipt, &stats);
+        if (err == KV_OK)
+            err = place(wanted, &reading, receipt, diag);
+        /* Damage in memory is not damage on disk: once more from there. */
+        if (err != KV_ERR_CORRUPT || stats.ram_bytes == 0)
+            break;
+    }
     if (!*in_doubt_out)
         transfer_host_put(source->engine, reading.stage);
     return err;

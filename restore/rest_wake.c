@@ -9,6 +9,7 @@
 #include "restore/rest_plan.h"
 #include "restore/rest_prove.h"
 #include "restore/rest_refine.h"
+#include "store/store_ram.h"
 
 #include <string.h>
 
@@ -80,6 +81,7 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
     KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
     describe_tiers(wake);
     wake->receipt->door_bytes = wake->plan.read.read_bytes;
+    wake->receipt->ram_bytes = wake->plan.read.ram_bytes;
     wake->receipt->digests_checked = wake->plan.digests_checked;
     KV_TRY(transfer_load_begin(source->engine, &wake->plan.image,
                                transfer_tiers[wake->options->tiers], &wake->load, diag));
@@ -219,10 +221,11 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
     struct kv_diag own = {""};
     uint64_t begun = kv_clock_now_ns(source->clock);
     enum kv_err err = KV_ERR_CORRUPT;
-    int moved = 1;
+    int moved = 1, ram = 1;
     for (int attempt = 0; err == KV_ERR_CORRUPT && moved && attempt < ATTEMPTS; attempt++) {
         uint64_t sequence = store_sequence(source->store);
         wake = (struct wake){.source = source, .options = options, .receipt = receipt_out};
+        wake.plan.ram = ram;
         kv_diag_clear(&own);
         memset(receipt_out, 0, sizeof *receipt_out);
         receipt_out->operation = RECEIPT_RESTORE;
@@ -234,7 +237,16 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
         store_unhold(source->store);
         rest_plan_release(&wake.plan);
         moved = store_sequence(source->store) != sequence;
+        /* Damage in memory is not damage on disk: once more from there. */
+        if (err == KV_ERR_CORRUPT && receipt_out->ram_bytes != 0) {
+            store_ram_forget(source->store, receipt_out->lineage);
+            ram = 0;
+            moved = 1;
+        }
     }
+    /* Recency is of sessions that woke; one that cannot be woken pushes nobody out. */
+    if (err == KV_OK)
+        store_ram_touch(source->store, receipt_out->lineage);
     receipt_out->wall_ns = kv_clock_now_ns(source->clock) - begun;
     receipt_finish(receipt_out);
     if (err != KV_OK) {

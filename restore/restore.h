@@ -20,6 +20,7 @@
 #include "engine/receipt.h"
 #include "engine/transfer.h"
 #include "store/store.h"
+#include "store/store_read.h"
 
 struct restore_refine;
 struct restore_source {
@@ -76,6 +77,15 @@ void restore_refine_close(struct restore_refine *refine);
 /* 1 and the receipt of a session whose planes have all come, or were given up: then `err` and
  * `reason` say the first that could not be read, and the session is whole at a coarser tier. */
 int restore_refined(const struct restore_source *source, struct receipt *receipt_out);
+
+/* The RAM tier (store/store_ram.h), under the number of the session's lineage; nothing is done
+ * where it keeps nothing. `session` is saved as it is and about to leave the device: what a wake
+ * would read stays in memory, all of it or, where it is more than the budget, nothing. */
+void restore_keep(const struct restore_source *source, struct session *session);
+/* The same from the disk, for a session that is asleep. LIMIT: more than the budget, or no tier;
+ * NOT_FOUND, CORRUPT, IO, NOMEM. */
+enum kv_err restore_prefetch(const struct restore_source *source, const char *name,
+                             struct store_read_stats *stats_out, struct kv_diag *diag);
 
 /* Reads and digests every extent of a session's head snapshot, and of the older ones that stay,
  * without an engine and checks image, root and block chain: `coldplane verify`. */

@@ -17,7 +17,8 @@ static enum kv_err read_extent(struct store *store, const struct kv_alloc *alloc
                                struct kv_diag *diag) {
     if (extent->kind != RECORD_KIND_IMAGE || extent->raw_bytes > image_bytes_max)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the snapshot record has no image");
-    const struct store_read_whole whole = {extent, alloc, "session image", NULL};
+    const struct store_read_whole whole = {
+        .extent = extent, .alloc = alloc, .label = "session image"};
     return store_read_whole(store, &whole, bytes_out, diag);
 }
 

@@ -451,6 +451,6 @@ enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
         return err;
     if (snap_line_of(&snapshot->lines, session, &line, NULL) == KV_OK)
         snap_line_forget(&snapshot->lines, line);
-    session_drop(session);
+    snap_spill_leave(snapshot, session);
     return KV_OK;
 }

@@ -366,6 +366,8 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->clock = settings->clock;
     snapshot->queue_max = settings->queue_max;
     snapshot->probes = settings->probes;
+    snapshot->leaving = settings->leaving;
+    snapshot->leaving_context = settings->leaving_context;
     snapshot->lines = (struct snap_lines){settings->alloc, settings->store, settings->engine, NULL};
     pthread_mutex_init(&snapshot->lock, NULL);
     pthread_mutex_init(&snapshot->batches, NULL);
@@ -441,4 +443,10 @@ void snapshot_close(struct snapshot *snapshot) {
     pthread_mutex_destroy(&snapshot->lock);
     pthread_mutex_destroy(&snapshot->batches);
     kv_alloc_release(snapshot->alloc, snapshot);
+}
+
+void snap_spill_leave(struct snapshot *snapshot, struct session *session) {
+    if (snapshot->leaving != NULL)
+        snapshot->leaving(snapshot->leaving_context, session);
+    session_drop(session);
 }

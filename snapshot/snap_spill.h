@@ -59,6 +59,8 @@ struct snapshot {
     const struct kv_clock *clock;
     uint32_t queue_max;
     uint32_t probes;
+    void (*leaving)(void *context, struct session *session);
+    void *leaving_context;
     struct snap_lines lines;
 
     pthread_mutex_t batches; /* held by whoever writes to the store; taken before `lock` */
@@ -85,5 +87,7 @@ void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ti
 uint64_t snap_spill_budget_wait(struct snapshot *snapshot);
 /* Scheduler: hands what is done to the engine and to the sessions. */
 void snap_spill_apply(struct snapshot *snapshot);
+/* Scheduler: drops a session that is saved as it is, after whoever wants to see it last. */
+void snap_spill_leave(struct snapshot *snapshot, struct session *session);
 
 #endif

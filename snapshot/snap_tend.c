@@ -147,7 +147,7 @@ static void put_to_sleep(struct snap_tend *tend, struct session *session) {
     struct snap_line *line = NULL;
     if (snap_line_of(&tend->snapshot->lines, session, &line, NULL) == KV_OK)
         snap_line_forget(&tend->snapshot->lines, line);
-    session_drop(session);
+    snap_spill_leave(tend->snapshot, session);
     if (tend->cause == SNAP_TEND_IDLE)
         tend->report.slept_idle++;
     else

@@ -30,6 +30,9 @@ struct snapshot_settings {
     const struct kv_clock *clock;
     uint32_t queue_max; /* blocks and saves waiting, 1 … 65,536; a full queue delays the save */
     uint32_t probes;    /* to choose where needles are asked, 0 … IMAGE_PROBES_MAX */
+    /* A session that is saved as it is goes to sleep now; may be NULL. */
+    void (*leaving)(void *context, struct session *session);
+    void *leaving_context;
 };
 enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snapshot **snapshot_out,
                           struct kv_diag *diag);

@@ -6,6 +6,7 @@
 #include "store/store_batch.h"
 
 #include "store/store_inner.h"
+#include "store/store_ram_inner.h"
 #include "store/store_reserve.h"
 #include "store/store_written.h"
 
@@ -572,6 +573,9 @@ static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
 #endif
     KV_TRY(segment_sync(store->writer, diag));
     KV_TRY(check_names(store, diag));
+    store_ram_inner_batch(store, batch->record + FMT_BATCH_HEAD_BYTES,
+                          head.record_bytes - FMT_BATCH_HEAD_BYTES - KV_DIGEST_BYTES,
+                          batch->op_count);
     uint64_t begin_ns = kv_clock_now_ns(store->options.clock);
     uint64_t commits = index_commits(store->index);
     err = recover_apply(store->index, &head, batch->record, &now, diag);

@@ -25,6 +25,7 @@
 enum { STORE_INNER_READERS_IDLE = 4 };
 
 struct reader; /* store_read.c: a queue with its staging */
+struct store_ram;
 
 struct store_batch {
     struct store *store;
@@ -53,6 +54,7 @@ struct store {
     int lock_file;        /* -1 when read-only */
     int counts_no_blocks; /* the file system does not say what a file takes: its size counts */
     struct index *index;
+    struct store_ram *ram; /* NULL: nothing is kept in memory; it has a lock of its own */
 
     pthread_mutex_t lock;
     struct fmt_state state;

@@ -6,6 +6,7 @@
  */
 #include "store/index_probe.h"
 #include "store/store_inner.h"
+#include "store/store_ram_inner.h"
 #include "store/store_reserve.h"
 #include "store/store_written.h"
 
@@ -526,6 +527,7 @@ void store_close(struct store *store) {
     const struct io_door *door = store->options.door;
     assert(!store->batch.open);
     store_read_release_all(store);
+    store_ram_inner_close(store);
     store_reserve_close(store);
     int quiet = segment_writer_drop(store->writer);
     codec_drop(store->codec);

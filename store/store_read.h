@@ -35,6 +35,7 @@ struct store_read_args {
     size_t count;
     store_read_done done; /* may be NULL */
     void *context;
+    int ram;    /* 1: extents that are kept in memory (store_ram.h) are taken from there */
     int helper; /* 1: unzip and digest on a second thread while later reads are under way, which
                    pays from a few extents on; 0: all on the calling thread */
 };
@@ -44,6 +45,7 @@ struct store_read_stats {
     int direct;
     uint64_t read_bytes; /* at the I/O door, padding included */
     uint64_t raw_bytes;
+    uint64_t ram_bytes;    /* of raw_bytes, taken from memory */
     uint64_t placed_bytes; /* of raw_bytes, read without a copy */
     uint64_t reads;
     uint64_t in_flight_max;
@@ -67,6 +69,7 @@ struct store_read_whole {
     const struct kv_alloc *alloc;
     const char *label;              /* not NULL */
     struct store_read_stats *stats; /* may be NULL */
+    int ram;                        /* as in store_read_args */
 };
 
 /* Page-aligned memory of `alloc` with the extent's verified bytes, the caller's to release. What a

@@ -7,6 +7,7 @@
 
 #include "engine/engine_inner.h"
 #include "store/store_batch.h"
+#include "store/store_ram.h"
 #include "store/store_read.h"
 #include "tests/support_tiny_model.h"
 #include "tests/support_wall.h"
@@ -49,6 +50,11 @@ static void block_sealed(void *context, struct session *session, struct block *b
 static void planes_wanted(void *context, struct session *session, struct block *block) {
     struct life_hook *hook = context;
     restore_planes_wanted(&hook->source, session, block);
+}
+
+static void leaving(void *context, struct session *session) {
+    const struct life_hook *hook = context;
+    restore_keep(&hook->source, session);
 }
 
 static int slots_low(void *context, struct session *session, uint32_t slots) {
@@ -130,7 +136,11 @@ void life_open(const struct life_options *options, struct life *life_out) {
                                                .engine = life.engine,
                                                .alloc = kv_alloc_system(),
                                                .clock = kv_clock_system(),
-                                               .queue_max = options->queue_max};
+                                               .queue_max = options->queue_max,
+                                               .leaving = leaving,
+                                               .leaving_context = life.hook};
+    if (store_ram_open(life.store, options->ram_bytes, &diag) != KV_OK)
+        fail_msg("store_ram_open: %s", diag.text);
     if (snapshot_open(&settings, &life.snapshot, &diag) != KV_OK)
         fail_msg("snapshot_open: %s", diag.text);
     snapshot_write_budget(life.snapshot, options->bytes_per_second, 0);

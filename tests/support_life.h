@@ -30,6 +30,7 @@ struct life_options {
     int limited;               /* 1: reserve and segments as the program sets them for bytes_max */
     uint64_t deadline_ns;      /* of one read or write of the store */
     int real_model;            /* 1: instead of the tiny one; skips the test without it */
+    uint64_t ram_bytes;        /* of the RAM tier, 0: none */
     uint64_t model_seed;       /* 1 is the usual tiny model */
     uint32_t model_layers;     /* 2 is usual */
     uint32_t model_heads;      /* of queries and of KV; 0: as usual, 4 and 2 */

@@ -93,7 +93,8 @@ static void deep_queue_without_copies(void **state) {
         assert_non_null(memory);
         assert_non_null(expected);
         get_big(store, big, reads, memory);
-        struct store_read_args args = {reads, BIG_COUNT, note, &seen, way / 2};
+        struct store_read_args args = {
+            .reads = reads, .count = BIG_COUNT, .done = note, .context = &seen, .helper = way / 2};
         assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
         assert_int_equal(seen.count, BIG_COUNT);
         uint8_t called[BIG_COUNT] = {0};

@@ -280,6 +280,7 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.probes = config->probes;
     settings.eager = config->eager;
     settings.fit = config->fit;
+    settings.ram_bytes = config->ram_bytes;
     settings.idle_ns = (uint64_t)config->idle_seconds * 1000000000u;
     settings.slots_low_percent = config->slots_low_percent;
     settings.slots_high_percent = config->slots_high_percent;

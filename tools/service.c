@@ -9,6 +9,7 @@
 #include "tools/service_inner.h"
 
 #include "store/io.h"
+#include "store/store_ram.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -51,6 +52,11 @@ static void on_block_sealed(void *context, struct session *session, struct block
 static void on_planes_wanted(void *context, struct session *session, struct block *block) {
     struct service *service = context;
     restore_planes_wanted(&service->source, session, block);
+}
+
+static void on_leaving(void *context, struct session *session) {
+    struct service *service = context;
+    restore_keep(&service->source, session);
 }
 
 static enum kv_err show_receipt(struct service *service, const struct receipt *receipt,
@@ -332,7 +338,10 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                              .alloc = settings->alloc,
                                              .clock = settings->clock,
                                              .queue_max = settings->queue_max,
-                                             .probes = settings->probes};
+                                             .probes = settings->probes,
+                                             .leaving = on_leaving,
+                                             .leaving_context = service};
+        KV_TRY(store_ram_open(service->store, settings->ram_bytes, diag));
         KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
         KV_TRY(open_tend(service, settings, diag));
         snapshot_write_budget(service->snapshot, settings->write_second_bytes,
@@ -476,6 +485,11 @@ enum kv_err service_wake(struct service *service, const char *name,
         return no_room(name, err, receipt_out, diag);
     err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
     return show_receipt(service, receipt_out, err);
+}
+
+enum kv_err service_prefetch(struct service *service, const char *name,
+                             struct store_read_stats *stats_out, struct kv_diag *diag) {
+    return restore_prefetch(&service->source, name, stats_out, diag);
 }
 
 /* What came behind sessions is told once it is over. */

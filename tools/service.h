@@ -64,6 +64,7 @@ struct service_settings {
     uint32_t queue_max; /* blocks and saves waiting for the writer */
     uint32_t probes;    /* chosen before sleep, asked at a wake; 0: none */
     int eager;          /* wakes answer at the ladder's floor, the rest comes behind */
+    uint64_t ram_bytes; /* for sessions that went to sleep, 0: none; never beside a writer */
     int fit;            /* wakes that find too few slots stay at the ladder's floor, and say so */
     /* When sessions go to sleep by themselves: unused for idle_ns (0: never), or fewer than low
      * percent of the slots free, until high percent are. */
@@ -182,6 +183,10 @@ enum kv_err service_session(struct service *service, const char *name,
 enum kv_err service_wake(struct service *service, const char *name,
                          const struct restore_options *options, struct session **session_out,
                          struct receipt *receipt_out, struct kv_diag *diag);
+/* Brings a sleeping session's bytes into memory before it is asked for, so that its wake reads
+ * nothing from the disk. LIMIT: larger than ram_bytes. */
+enum kv_err service_prefetch(struct service *service, const char *name,
+                             struct store_read_stats *stats_out, struct kv_diag *diag);
 /* Waits for what comes behind `session`; 1 and its receipt when that was anything. */
 int service_refine(struct service *service, struct session *session, struct receipt *receipt_out);
 /* Needles asked, everything durable, then off the device. On an error it stays resident. */

@@ -1,0 +1,196 @@
+/* restore/rest_ram.c - what of a session stays in memory, or is brought there before it is needed.
+ *
+ * Responsible for: the list of extents that a wake of a session's head reads, copying them from the
+ * device when the session leaves it, bringing them from the disk.
+ * Not responsible for: the budget and who goes for whom (store/store_ram.h), or digests: they are
+ * compared when a wake reads these bytes.
+ */
+#include "restore/restore.h"
+
+#include "restore/rest_plan.h"
+#include "store/store_ram.h"
+
+#include <string.h>
+
+/* All that a wake reads, and the number that stands for it. */
+struct rest_ram {
+    const struct restore_source *source;
+    struct rest_plan plan;
+    const struct store_extent **extents;
+    size_t count, first_live; /* image and ids come first: they are on no device */
+};
+
+static void add(struct rest_ram *ram, const struct store_extent *extent) {
+    ram->extents[ram->count++] = extent;
+}
+
+static enum kv_err list(struct rest_ram *ram, struct kv_diag *diag) {
+    const struct rest_plan *plan = &ram->plan;
+    const struct image *image = &plan->image;
+    size_t most = 2 + IMAGE_PAGES_MAX + (size_t)image->block_count * RECORD_BLOCK_EXTENTS_MAX;
+    ram->extents = kv_alloc_zeroed(ram->source->alloc, most, sizeof *ram->extents);
+    if (ram->extents == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a list of extents");
+    add(ram, &plan->image_extent);
+    for (uint32_t b = 0; b < image->block_count; b++)
+        add(ram, &plan->blocks[b].extents[0]);
+    ram->first_live = ram->count;
+    for (uint32_t b = 0; b < image->block_count; b++) {
+        uint32_t streams = layout_tier_streams(rest_plan_tier(plan, b));
+        for (uint32_t i = 1; i < plan->blocks[b].extent_count; i++)
+            if (streams >> plan->blocks[b].extents[i].kind & 1)
+                add(ram, &plan->blocks[b].extents[i]);
+    }
+    add(ram, &plan->sinks);
+    for (uint32_t i = 0; i < image->page_count; i++)
+        add(ram, &plan->pages[i]);
+    return KV_OK;
+}
+
+static enum kv_err open_list(struct rest_ram *ram, const char *name, struct kv_diag *diag) {
+    const struct restore_source *source = ram->source;
+    ram->plan.ram = 1;
+    enum kv_err err = rest_plan_image(source->store, source->alloc, name, 0, &ram->plan, diag);
+    if (err == KV_OK)
+        err = rest_plan_records(source->store, &ram->plan, diag);
+    return err == KV_OK ? list(ram, diag) : err;
+}
+
+static void close_list(struct rest_ram *ram) {
+    kv_alloc_release(ram->source->alloc, ram->extents);
+    rest_plan_release(&ram->plan);
+}
+
+/* `count` of them from `first` on. */
+static struct store_ram_set set_of(const struct rest_ram *ram, size_t first, size_t count) {
+    return (struct store_ram_set){ram->plan.image.lineage, ram->extents + first, count};
+}
+
+static int is_on(const struct restore_source *source) {
+    struct store_ram_stats stats;
+    store_ram_stats(source->store, &stats);
+    return stats.bytes_max != 0;
+}
+
+/* --- from the device */
+
+static enum kv_err keep_part(const struct rest_ram *ram, const struct store_extent *extent,
+                             const struct transfer_part *part, uint8_t *stage) {
+    struct iovec pieces[32];
+    uint32_t count = part->piece_count;
+    for (uint32_t k = 0; k < count; k++)
+        pieces[k] = (struct iovec){part->pieces[k].bytes, part->pieces[k].size};
+    if (stage != NULL) {
+        enum kv_err err = transfer_part_read(ram->source->engine, part, stage);
+        if (err != KV_OK)
+            return err;
+        pieces[0] = (struct iovec){stage, part->size};
+        count = 1;
+    }
+    return store_ram_keep(ram->source->store, ram->plan.image.lineage, extent, pieces, count);
+}
+
+static enum kv_err keep_blocks(const struct rest_ram *ram, struct session *session,
+                               uint8_t *stage) {
+    enum kv_err err = KV_OK;
+    for (uint32_t b = 0; b < ram->plan.image.block_count && err == KV_OK; b++) {
+        struct transfer_part parts[LAYOUT_STREAM_COUNT];
+        uint32_t streams = layout_tier_streams(rest_plan_tier(&ram->plan, b));
+        uint32_t count = transfer_block_parts(transfer_session_block(session, b), parts);
+        for (uint32_t i = 0; i < count && err == KV_OK; i++) {
+            const struct store_extent *extent =
+                rest_plan_extent(&ram->plan.blocks[b], parts[i].stream);
+            if (streams >> parts[i].stream & 1 && extent != NULL)
+                err = keep_part(ram, extent, &parts[i], stage);
+        }
+    }
+    return err;
+}
+
+static int every_page(void *context, uint64_t first, uint32_t tokens) {
+    (void)context, (void)first, (void)tokens;
+    return 1;
+}
+
+static enum kv_err keep_pages(const struct rest_ram *ram, struct session *session) {
+    const uint64_t owner = ram->plan.image.lineage;
+    struct store *store = ram->source->store;
+    struct transfer_frozen frozen;
+    enum kv_err err = transfer_freeze(session, every_page, NULL, &frozen, NULL);
+    if (err != KV_OK)
+        return err;
+    struct iovec piece = {frozen.sinks.bytes, frozen.sinks.size};
+    if (frozen.sinks.bytes != NULL)
+        err = store_ram_keep(store, owner, &ram->plan.sinks, &piece, 1);
+    for (uint32_t i = 0; i < frozen.page_count && err == KV_OK; i++) {
+        piece = (struct iovec){frozen.pages[i].bytes, frozen.pages[i].size};
+        err = store_ram_keep(store, owner, &ram->plan.pages[i], &piece, 1);
+    }
+    transfer_frozen_release(ram->source->engine, &frozen);
+    return err;
+}
+
+/* Memory on the way from what the processor cannot reach. */
+static enum kv_err take_stage(const struct rest_ram *ram, uint8_t **stage_out) {
+    uint64_t most = 0;
+    *stage_out = NULL;
+    if (transfer_mapped(ram->source->engine))
+        return KV_OK;
+    for (size_t i = 0; i < ram->count; i++)
+        most = ram->extents[i]->raw_bytes > most ? ram->extents[i]->raw_bytes : most;
+    *stage_out = transfer_host_get(ram->source->engine, most);
+    return *stage_out != NULL ? KV_OK : KV_ERR_NOMEM;
+}
+
+void restore_keep(const struct restore_source *source, struct session *session) {
+    struct rest_ram ram = {.source = source};
+    struct session_info info;
+    uint8_t *stage = NULL;
+    session_info(session, &info);
+    if (!is_on(source))
+        return;
+    store_hold(source->store);
+    enum kv_err err = open_list(&ram, info.name, NULL);
+    const struct store_ram_set all = set_of(&ram, 0, ram.count);
+    const struct store_ram_set small = set_of(&ram, 0, ram.first_live);
+    /* Only what is the head: blocks and pages of the session as it was saved. */
+    if (err == KV_OK &&
+        (ram.plan.image.n != info.n || ram.plan.image.n_kv != info.n_kv ||
+         ram.plan.image.block_count != info.blocks || !store_ram_room(source->store, &all)))
+        err = KV_ERR_LIMIT;
+    if (err == KV_OK)
+        err = take_stage(&ram, &stage);
+    if (err == KV_OK)
+        err = store_ram_bring(source->store, &small, NULL, NULL);
+    if (err == KV_OK)
+        err = keep_blocks(&ram, session, stage);
+    if (err == KV_OK)
+        err = keep_pages(&ram, session);
+    if (err == KV_OK)
+        store_ram_touch(source->store, all.owner);
+    store_unhold(source->store);
+    transfer_host_put(source->engine, stage);
+    close_list(&ram);
+}
+
+/* --- from the disk */
+
+enum kv_err restore_prefetch(const struct restore_source *source, const char *name,
+                             struct store_read_stats *stats_out, struct kv_diag *diag) {
+    struct rest_ram ram = {.source = source};
+    memset(stats_out, 0, sizeof *stats_out);
+    if (!is_on(source))
+        return kv_diag_set(diag, KV_ERR_LIMIT, "nothing is kept in memory: give --ram-tier");
+    store_hold(source->store);
+    enum kv_err err = open_list(&ram, name, diag);
+    const struct store_ram_set all = set_of(&ram, 0, ram.count);
+    if (err == KV_OK && !store_ram_room(source->store, &all))
+        err = kv_diag_set(diag, KV_ERR_LIMIT,
+                          "session %s is larger than the RAM tier: raise --ram-tier", name);
+    if (err == KV_OK)
+        err = store_ram_bring(source->store, &all, stats_out, diag);
+    stats_out->read_bytes += ram.plan.read.read_bytes;
+    store_unhold(source->store);
+    close_list(&ram);
+    return err;
+}

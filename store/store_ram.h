@@ -1,0 +1,56 @@
+/* store/store_ram.h - extents that stay in memory, within a byte budget.
+ *
+ * Responsible for: copies of stored extents by id, who has brought them (an owner's number, opaque
+ * here), giving up whole owners that were used longest ago, forgetting what a batch deletes.
+ * Not responsible for: what is worth keeping. A read takes from here only where it asks for it
+ * (store_read_args.ram): whoever checks the disk must not.
+ *
+ * An extent here is the one on disk: same id, digest and size. Its bytes are checked like those of
+ * the disk, by the read or by whoever digests where they land. They are overwritten when they go.
+ *
+ * What is resident, tables included, never passes the budget: it is looked at before memory is
+ * taken, for one extent as for many, and an owner that is larger than the budget is not kept.
+ *
+ * Threads: any; open before the second.
+ * Units: bytes.
+ */
+#ifndef STORE_STORE_RAM_H
+#define STORE_STORE_RAM_H
+
+#include "store/store_read.h"
+
+/* Once, for a store that is open; 0 keeps nothing and takes no memory. It ends with the store.
+ * NOMEM; LIMIT when the budget has no room for the tables. */
+enum kv_err store_ram_open(struct store *store, uint64_t bytes_max, struct kv_diag *diag);
+
+/* 1 when all of them fit beside each other: owners used longest ago have gone until those that are
+ * not here yet fit too, never `owner` itself, and those of `owner` that are not among them. 0, and
+ * nothing has changed: they are more than the budget, or nothing is kept. */
+struct store_ram_set {
+    uint64_t owner;
+    const struct store_extent *const *extents;
+    size_t count;
+};
+int store_ram_room(struct store *store, const struct store_ram_set *set);
+
+/* Copies one extent's bytes, which lie in the pieces; an extent that is here gets the new owner.
+ * LIMIT when the budget has no room for it, NOMEM: it is not kept. */
+enum kv_err store_ram_keep(struct store *store, uint64_t owner, const struct store_extent *extent,
+                           const struct iovec *pieces, uint32_t piece_count);
+/* Reads those that are not here from the disk, digests checked. LIMIT as above; codes of
+ * store_read. What has come until then stays. `stats_out` may be NULL. */
+enum kv_err store_ram_bring(struct store *store, const struct store_ram_set *set,
+                            struct store_read_stats *stats_out, struct kv_diag *diag);
+
+/* The owner was used just now: others go before it. */
+void store_ram_touch(struct store *store, uint64_t owner);
+void store_ram_forget(struct store *store, uint64_t owner);
+
+struct store_ram_stats {
+    uint64_t bytes_max, bytes, bytes_peak; /* tables included */
+    uint64_t extents, owners;
+    uint64_t evicted; /* owners that went for others */
+};
+void store_ram_stats(struct store *store, struct store_ram_stats *out);
+
+#endif
