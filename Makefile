@@ -40,7 +40,7 @@ AVX2     := -mavx2 -mfma -mf16c
 AVX512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 $(AVX2)
 NVFLAGS  := -std=c++17 -O2 -lineinfo --Werror all-warnings -Xcompiler -Wall,-Wextra \
             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
-LDLIBS   := -luring -llmdb -lzstd -lxxhash -lpcre2-8 -lcjson -ledit -lpthread -lm
+LDLIBS   := -luring -llmdb -lzstd -lxxhash -lsodium -lpcre2-8 -lcjson -ledit -lpthread -lm
 
 # Sources by folder. A folder or program that is not there yet is simply empty.
 PROGRAM_SRC  := $(wildcard tools/coldplane.c tools/coldplaned.c)
@@ -133,7 +133,7 @@ $B/gen/build_id.h: FORCE
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
 # Asked once for a build folder, so that a machine without the packages gets one sentence.
-HEADERS := liburing lmdb zstd xxhash cjson/cJSON histedit
+HEADERS := liburing lmdb zstd xxhash sodium cjson/cJSON histedit
 $B/gen/packages:
 	@mkdir -p $(@D); command -v $(CC) >/dev/null || { \
 	    echo '$(CC) is missing: `make setup` installs the packages' >&2; exit 1; }; \

@@ -39,6 +39,16 @@ static void count_receipt(struct serve_totals *totals, const struct receipt *rec
     totals->needles_passed += receipt->needles_passed;
 }
 
+/* What is not known of a session is only not found again: it says so where somebody looks. */
+static void note_save(struct serve *serve, const struct receipt *receipt) {
+    struct kv_diag diag = {""};
+    if (receipt->err != KV_OK ||
+        (receipt->operation != RECEIPT_SAVE && receipt->operation != RECEIPT_SLEEP))
+        return;
+    if (prefix_note(serve->prefix, receipt->name, &diag) != KV_OK)
+        serve_inner_log(serve, "session=%s is not found by its text: %s", receipt->name, diag.text);
+}
+
 static uint64_t on_receipt(void *context, const struct receipt *receipt) {
     struct serve *serve = context;
     uint64_t id =
@@ -49,6 +59,7 @@ static uint64_t on_receipt(void *context, const struct receipt *receipt) {
     serve->receipts[at] = *receipt;
     serve->receipt_ids[at] = id;
     pthread_mutex_unlock(&serve->lock);
+    note_save(serve, receipt);
     serve_inner_log(serve, "%s session=%s tokens=%llu ms=%llu receipt=%016llx%s%s",
                     receipt_operation_name(receipt->operation), receipt->name,
                     (unsigned long long)receipt->tokens,
@@ -94,8 +105,11 @@ enum kv_err serve_open(struct service *service, const struct serve_settings *set
     pthread_cond_init(&serve->gone, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&serve->lock, NULL);
-    service_on_receipt(service, on_receipt, serve);
-    enum kv_err err = service_share(service, diag);
+    enum kv_err err = prefix_open(service, &serve->prefix, diag);
+    if (err == KV_OK) {
+        service_on_receipt(service, on_receipt, serve);
+        err = service_share(service, diag);
+    }
     if (err == KV_OK)
         *serve_out = serve;
     else
@@ -108,6 +122,7 @@ void serve_close(struct serve *serve) {
         return;
     service_unshare(serve->service);
     service_on_receipt(serve->service, NULL, NULL);
+    prefix_close(serve->prefix);
     pthread_cond_destroy(&serve->gone);
     pthread_mutex_destroy(&serve->lock);
     struct kv_alloc alloc = serve->alloc;
@@ -116,6 +131,10 @@ void serve_close(struct serve *serve) {
 
 struct service *serve_service(struct serve *serve) {
     return serve->service;
+}
+
+enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag) {
+    return prefix_refresh(serve->prefix, diag);
 }
 
 int serve_is_ready(struct serve *serve) {

@@ -34,6 +34,9 @@ enum kv_err serve_open(struct service *service, const struct serve_settings *set
 /* No call is running. NULL is allowed. */
 void serve_close(struct serve *serve);
 struct service *serve_service(struct serve *serve);
+/* As the scheduler thread, after a command that may have made, renamed or moved stored sessions by
+ * other ways than serve_turn: so that requests find them by their text. NOMEM, IO. */
+enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag);
 
 enum serve_found { SERVE_NEW, SERVE_DEVICE, SERVE_RAM, SERVE_DISK }; /* where it was woken from */
 enum serve_finish { SERVE_STOP, SERVE_LENGTH, SERVE_CONTEXT, SERVE_CANCELLED, SERVE_DEADLINE };
@@ -67,7 +70,7 @@ struct serve_piece {
 struct serve_request {
     const char *request_id;           /* stands in log lines */
     uint8_t owner[SERVE_OWNER_BYTES]; /* whose key; zeros: the operator */
-    const char *session; /* named by the client, or NULL: what serve_find finds for the owner */
+    const char *session; /* named by the client, or NULL: found by the text (prefix.h) */
     const struct template_message *messages; /* NULL: a plain completion of prompt */
     size_t message_count;
     const char *prompt;

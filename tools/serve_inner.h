@@ -9,6 +9,7 @@
 #ifndef TOOLS_SERVE_INNER_H
 #define TOOLS_SERVE_INNER_H
 
+#include "tools/prefix.h"
 #include "tools/receipt_keep.h"
 #include "tools/serve.h"
 
@@ -19,6 +20,7 @@ struct serve {
     struct serve_settings settings;
     struct kv_alloc alloc;
     const struct kv_clock *clock;
+    struct prefix *prefix; /* the scheduler thread's */
 
     pthread_mutex_t lock;
     pthread_cond_t gone; /* a request ended */

@@ -5,9 +5,11 @@
  * Not responsible for: which session (serve_find.c), what goes out while tokens arrive
  * (serve_out.c).
  *
- * The ids of the whole request are made first; what the session has of them stays and the rest is
- * fed. At least one token is always fed, since logits are not saved.
+ * The ids of the whole request are made first; what the session has of them stays, by text where
+ * ids differ (engine/agree.h), and the rest is fed. At least one token is always fed, since logits
+ * are not saved.
  */
+#include "engine/agree.h"
 #include "engine/model/tokenizer.h"
 #include "engine/transfer.h"
 #include "tools/hearing.h"
@@ -19,6 +21,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+enum { MOVES_MAX = 8 };
 static const uint64_t look_again_ns = 50000000;
 
 struct turning {
@@ -27,6 +30,7 @@ struct turning {
     const struct serve_request *request;
     struct serve_answer *answer;
     struct turn_rendered rendered;
+    struct serve_place place;
     struct service_lease lease;
     struct session *session;
     struct serve_out out;
@@ -110,32 +114,38 @@ static enum kv_err render_prompt(struct turning *turning, struct kv_diag *diag) 
                             &rendered->ids, diag);
 }
 
-static enum kv_err render(struct turning *turning, struct kv_diag *diag) {
-    const struct serve_request *request = turning->request;
-    const struct template_turns turns = {.messages = request->messages,
-                                         .count = request->message_count,
-                                         .flags = TEMPLATE_FIRST | TEMPLATE_ASK};
+/* The answer gets what the context has left. */
+static enum kv_err fit_context(struct turning *turning, struct kv_diag *diag) {
+    uint64_t count = turning->answer->tokens_prompt;
     struct engine_model model;
-    enum kv_err err = request->messages != NULL
-                          ? turn_render(turning->service, &turns, &turning->rendered, diag)
-                          : render_prompt(turning, diag);
-    if (err != KV_OK)
-        return err;
-    uint64_t count = turning->rendered.ids.count;
     engine_model(service_engine(turning->service), &model);
-    if (count == 0)
-        return kv_diag_set(diag, KV_ERR_INVALID, "the prompt is empty");
     if (count >= model.context_tokens)
         return kv_diag_set(diag, KV_ERR_LIMIT,
                            "the messages have %" PRIu64 " tokens; this model's context is %" PRIu32
                            " with the answer; shorten them",
                            count, model.context_tokens);
     uint64_t left = model.context_tokens - count;
-    uint64_t wanted =
-        request->tokens_max > 0 ? request->tokens_max : turning->serve->settings.tokens_max;
-    turning->tokens_max = (uint32_t)(wanted < left ? wanted : left);
-    turning->answer->tokens_prompt = count;
+    if (turning->tokens_max > left)
+        turning->tokens_max = (uint32_t)left;
     return KV_OK;
+}
+
+static enum kv_err render(struct turning *turning, struct kv_diag *diag) {
+    const struct serve_request *request = turning->request;
+    const struct template_turns turns = {.messages = request->messages,
+                                         .count = request->message_count,
+                                         .flags = TEMPLATE_FIRST | TEMPLATE_ASK};
+    enum kv_err err = request->messages != NULL
+                          ? turn_render(turning->service, &turns, &turning->rendered, diag)
+                          : render_prompt(turning, diag);
+    if (err != KV_OK)
+        return err;
+    if (turning->rendered.ids.count == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the prompt is empty");
+    turning->answer->tokens_prompt = turning->rendered.ids.count;
+    turning->tokens_max =
+        request->tokens_max > 0 ? request->tokens_max : turning->serve->settings.tokens_max;
+    return fit_context(turning, diag);
 }
 
 /* --- the session */
@@ -145,8 +155,16 @@ static int on_wake(void *context, uint64_t done, uint64_t all) {
     return !is_gone(context);
 }
 
-static enum kv_err wake(struct turning *turning, const struct serve_place *place,
-                        struct kv_diag *diag) {
+static enum kv_err open_place(struct turning *turning, struct service_opened *opened,
+                              struct kv_diag *diag) {
+    const struct serve_place *place = &turning->place;
+    if (place->from.forks) {
+        const struct prefix_fork fork = {&place->from, place->session, on_wake, turning};
+        enum kv_err err =
+            prefix_fork(turning->serve->prefix, &fork, &turning->session, opened, diag);
+        turning->changed = err == KV_OK;
+        return err;
+    }
     static const uint8_t operator[SERVE_OWNER_BYTES];
     const uint8_t *owner = turning->request->owner;
     const struct service_lookup lookup = {
@@ -154,47 +172,74 @@ static enum kv_err wake(struct turning *turning, const struct serve_place *place
         .owner = memcmp(owner, operator, sizeof operator) != 0 ? owner : NULL,
         .progress = on_wake,
         .progress_context = turning};
+    return service_session(turning->service, place->session, &lookup, &turning->session, opened,
+                           diag);
+}
+
+static enum kv_err wake(struct turning *turning, struct kv_diag *diag) {
     static const enum serve_found found[] = {SERVE_DEVICE, SERVE_DISK, SERVE_NEW};
     struct service_opened opened;
     uint64_t begun = now(turning);
     enum kv_err err;
     do {
         kv_diag_clear(diag);
-        err = service_session(turning->service, place->session, &lookup, &turning->session, &opened,
-                              diag);
+        err = open_place(turning, &opened, diag);
     } while (may_wait(turning, err));
     turning->answer->wake_ns = now(turning) - begun;
     turning->answer->found = found[opened.found];
     return err;
 }
 
-/* Back to the last token that both have; what stood behind it stays under a tag. */
-static enum kv_err agree(struct turning *turning, uint64_t *keep_out, struct kv_diag *diag) {
+/* How far the session holds the request, all but its last token: that is always fed. */
+static void compare(struct turning *turning, const struct session_info *info,
+                    struct agree *agree_out) {
+    struct engine *engine = service_engine(turning->service);
     const struct tokenizer_ids *ids = &turning->rendered.ids;
+    const struct agree_args args = {.tokenizer = engine_tokenizer(engine),
+                                    .tmpl = engine_template(engine),
+                                    .stored = info->ids,
+                                    .stored_count = info->n,
+                                    .roles = info->roles,
+                                    .role_count = info->role_count,
+                                    .request = ids->items,
+                                    .request_count = ids->count - 1,
+                                    .flags = AGREE_DROPPED_REASONING};
+    agree_find(&args, agree_out);
+}
+
+/* Back to the last token that both have; what stood behind it stays under a tag. */
+static enum kv_err go_back(struct turning *turning, uint64_t *feed_from_out, struct kv_diag *diag) {
+    const struct prefix_place *from = &turning->place.from;
     struct serve_answer *answer = turning->answer;
     struct session_info info;
-    uint64_t same = 0, again = 0;
+    struct agree agree;
+    uint64_t again = 0;
     enum kv_err err = KV_OK;
     session_info(turning->session, &info);
-    while (same < info.n && same < ids->count && info.ids[same] == ids->items[same])
-        same++;
-    answer->first_difference = same;
-    uint64_t keep = same < ids->count ? same : ids->count - 1;
+    compare(turning, &info, &agree);
+    answer->first_difference = from->forks ? from->differ_token : agree.differ_token;
     turning->prefilled_before = info.tokens_prefilled;
+    if (from->forks) {
+        turning->prefilled_before = 0;
+        again = info.tokens_prefilled;
+    }
+    uint64_t keep = agree.stored_tokens;
     if (keep < info.n) {
         turning->changed = 1;
         err = turn_rewind(turning->service, turning->session, keep, &again, diag);
     }
     answer->tokens_reused = (keep < info.n_kv ? keep : info.n_kv) - again;
-    *keep_out = keep;
-    return err;
+    *feed_from_out = agree.request_tokens;
+    /* As many as the session has them, which may be cut otherwise than the request. */
+    answer->tokens_prompt = keep + turning->rendered.ids.count - agree.request_tokens;
+    return err == KV_OK ? fit_context(turning, diag) : err;
 }
 
 static enum kv_err make_room(struct turning *turning, struct kv_diag *diag) {
     struct session_info info;
     session_info(turning->session, &info);
     turning->slots = engine_plan_slots(service_engine(turning->service), &info.policy,
-                                       turning->rendered.ids.count + turning->tokens_max);
+                                       turning->answer->tokens_prompt + turning->tokens_max);
     uint32_t more = turning->slots > info.slots ? turning->slots - info.slots : 0;
     enum kv_err err;
     do {
@@ -225,32 +270,64 @@ static enum kv_err feed(struct turning *turning, uint64_t at, struct kv_diag *di
 }
 
 static enum kv_err start(struct turning *turning, struct kv_diag *diag) {
-    uint64_t keep = 0;
+    uint64_t at = 0;
     enum kv_err err = KV_OK;
     KV_TRY(session_resample(turning->session, &turning->request->sampler, diag));
-    KV_TRY(agree(turning, &keep, diag));
+    KV_TRY(go_back(turning, &at, diag));
     KV_TRY(make_room(turning, diag));
     turning->changed = 1;
-    KV_TRY(feed(turning, keep, diag));
+    KV_TRY(feed(turning, at, diag));
     KV_TRY(session_generate(turning->session, turning->tokens_max, diag));
 done:
     return err;
 }
 
-static enum kv_err take_session(struct turning *turning, struct kv_diag *diag) {
-    const struct serve_find find = {turning->request, turning->rendered.ids.items,
-                                    turning->rendered.ids.count};
+/* A session that nobody named goes on only as long as all of it is in the request; somebody else
+ * may have gone on with it, or have removed it, before its lease was ours. */
+static int has_moved(struct turning *turning, enum kv_err err) {
+    struct session_info info;
+    struct agree agree;
+    if (!turning->place.from.found)
+        return 0;
+    if (err == KV_ERR_NOT_FOUND || err == KV_ERR_EXISTS)
+        return 1;
+    if (err != KV_OK || turning->place.from.forks)
+        return 0;
+    session_info(turning->session, &info);
+    compare(turning, &info, &agree);
+    return agree.stored_tokens < info.n;
+}
+
+static enum kv_err try_place(struct turning *turning, struct kv_diag *diag) {
+    const struct serve_find find = {turning->request, &turning->rendered};
     struct service_patience patience = {turning->patience_ns, is_gone, turning};
-    struct serve_place place;
+    struct serve_place *place = &turning->place;
     uint64_t begun = now(turning);
-    enum kv_err err = serve_find_place(turning->serve, &find, &place, diag);
+    enum kv_err err = serve_find_place(turning->serve, &find, place, diag);
     if (err == KV_OK)
-        err = service_lease(turning->service, place.session, &patience, &turning->lease, diag);
-    turning->answer->wait_ns = now(turning) - begun;
+        err = service_lease(turning->service, place->session, &patience, &turning->lease, diag);
+    turning->answer->wait_ns += now(turning) - begun;
     if (err != KV_OK)
         return err;
-    memcpy(turning->answer->session, place.session, sizeof place.session);
-    return wake(turning, &place, diag);
+    memcpy(turning->answer->session, place->session, sizeof place->session);
+    return wake(turning, diag);
+}
+
+static enum kv_err take_session(struct turning *turning, struct kv_diag *diag) {
+    enum kv_err err = try_place(turning, diag);
+    for (int i = 0; i < MOVES_MAX && has_moved(turning, err); i++) {
+        turning->session = NULL;
+        service_lease_end(turning->service, &turning->lease);
+        (void)prefix_note(turning->serve->prefix, turning->place.from.name, NULL);
+        kv_diag_clear(diag);
+        err = try_place(turning, diag);
+    }
+    if (!has_moved(turning, err))
+        return err;
+    turning->session = NULL;
+    return kv_diag_set(diag, KV_ERR_BUSY,
+                       "session %s is changed by others all the time; try again later",
+                       turning->place.from.name);
 }
 
 /* --- the answer */

@@ -463,19 +463,22 @@ enum kv_err service_wake(struct service *service, const char *name,
     struct restore_options wake = {.probes_max = service->probes};
     struct restore_plan plan;
     struct kv_diag small = {""};
-    memset(receipt_out, 0, sizeof *receipt_out);
-    if (session_find(service->engine, name) != NULL)
-        return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", name);
     if (options != NULL)
         wake = *options;
-    if (service->eager)
+    const char *awake = wake.as != NULL ? wake.as : name;
+    memset(receipt_out, 0, sizeof *receipt_out);
+    if (session_find(service->engine, awake) != NULL)
+        return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", awake);
+    /* What becomes a branch must be whole before it goes back. */
+    if (service->eager && wake.as == NULL)
         wake.tiers = RECEIPT_TIERS_EAGER;
     enum kv_err err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
     if (err == KV_OK)
         err = make_seat(service, diag);
     if (err == KV_OK)
         err = service_make_room(service, plan.slots, NULL, diag);
-    if (err == KV_ERR_NO_SLOTS && service->fit && plan.floor_slots < plan.slots &&
+    if (err == KV_ERR_NO_SLOTS && service->fit && wake.as == NULL &&
+        plan.floor_slots < plan.slots &&
         service_make_room(service, plan.floor_slots, NULL, &small) == KV_OK) {
         wake.tiers = RECEIPT_TIERS_FLOOR;
         err = KV_OK;

@@ -331,6 +331,17 @@ void turn_result_release(struct service *service, struct turn_result *result) {
 
 /* --- going back */
 
+/* Blocks that were far from the end are near it now: finer planes come before a step reads. */
+static enum kv_err prefill_again(struct service *service, struct session *session,
+                                 struct kv_diag *diag) {
+    const struct turn_work work = {.prefilled = NULL};
+    struct session_info info;
+    while (session_promoting(session) && engine_apply(service_engine(service)))
+        ;
+    session_info(session, &info);
+    return info.state == SESSION_ACTIVE ? turn_work(service, session, &work, diag) : KV_OK;
+}
+
 enum kv_err turn_rewind(struct service *service, struct session *session, uint64_t n,
                         uint64_t *prefilled_out, struct kv_diag *diag) {
     struct session_info before, after;
@@ -338,15 +349,16 @@ enum kv_err turn_rewind(struct service *service, struct session *session, uint64
     enum kv_err err = snapshot_rewind(service_snapshot(service), session, n, diag);
     if (err != KV_OK)
         return err;
-    /* Blocks that were far from the end are near it now: finer planes come before a step reads. */
-    while (session_promoting(session) && engine_apply(service_engine(service)))
-        ;
-    session_info(session, &after);
-    if (after.state == SESSION_ACTIVE)
-        err = turn_work(service, session, &(struct turn_work){.prefilled = NULL}, diag);
+    err = prefill_again(service, session, diag);
     session_info(session, &after);
     *prefilled_out = after.tokens_prefilled - before.tokens_prefilled;
     return err;
+}
+
+enum kv_err turn_branch(struct service *service, struct session *session, uint64_t n,
+                        struct kv_diag *diag) {
+    enum kv_err err = snapshot_branch(service_snapshot(service), session, n, diag);
+    return err == KV_OK ? prefill_again(service, session, diag) : err;
 }
 
 enum kv_err turn_last(struct service *service, struct session *session, struct turn_last *last_out,

@@ -97,6 +97,10 @@ enum kv_err turn_feed_document(struct service *service, struct session *session,
  * `prefilled_out` is written on KV_OK. BUSY unless the session is saved as it is. */
 enum kv_err turn_rewind(struct service *service, struct session *session, uint64_t n,
                         uint64_t *prefilled_out, struct kv_diag *diag);
+/* The same for a session that was just woken under another name, which becomes one of its own
+ * (snapshot_branch). */
+enum kv_err turn_branch(struct service *service, struct session *session, uint64_t n,
+                        struct kv_diag *diag);
 /* Where the newest answer begins, behind its opening, and where the message before it does.
  * NOT_FOUND when the session does not end with an answer to a message. */
 struct turn_last {
