@@ -21,25 +21,36 @@
 
 enum { MIB = 1 << 20, BIG_COUNT = 24, BIG_BYTES = 3 * MIB };
 
-/* Records "big<i>" of one raw extent each, filled with noise of seed i. */
-static void put_big(struct store *store, unsigned count, size_t bytes) {
+static void fill_noise(unsigned seed, uint8_t mask, uint8_t *bytes, size_t count) {
+    struct testing_random random;
+    testing_random_init(&random, seed);
+    testing_random_bytes(&random, bytes, count);
+    for (size_t i = 0; i < count; i++)
+        bytes[i] &= mask;
+}
+
+/* Records "big<i>" of one extent each, filled with noise of seed i. */
+static void put_noise(struct store *store, unsigned count, size_t bytes, uint8_t mask,
+                      enum store_codec_hint hint) {
     struct store_batch *batch = NULL;
     uint8_t *memory = malloc(bytes);
     assert_non_null(memory);
     assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
     for (unsigned i = 0; i < count; i++) {
-        struct testing_random random;
         char key[16];
-        testing_random_init(&random, i);
-        testing_random_bytes(&random, memory, bytes);
+        fill_noise(i, mask, memory, bytes);
         snprintf(key, sizeof key, "big%u", i);
         struct iovec piece = {memory, bytes};
-        struct store_part part = {0, STORE_RAW, &piece, 1};
+        struct store_part part = {0, hint, &piece, 1};
         struct store_put put = {key, strlen(key), "", 0, &part, 1};
         assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
     }
     assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
     free(memory);
+}
+
+static void put_big(struct store *store, unsigned count, size_t bytes) {
+    put_noise(store, count, bytes, 0xff, STORE_RAW);
 }
 
 struct big {
@@ -71,6 +82,43 @@ static void get_big(struct store *store, struct big *big, struct store_read *rea
                                        .piece_count = BIG_BYTES / MIB,
                                        .verify = 1};
     }
+}
+
+/* 54 MiB of compressed extents, of which 24 may wait for their unzipping at once: all arrive, with
+ * and without a helper, through both doors. */
+static void compressed_extents_wait_for_room(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    options.segment_bytes = 16 * MIB;
+    struct store *store = support_store_open(&options);
+    put_noise(store, BIG_COUNT, BIG_BYTES, 0x3f, STORE_ZSTD);
+    store_close(store);
+    uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), (size_t)BIG_COUNT * BIG_BYTES, 4096);
+    uint8_t *expected = malloc(BIG_BYTES);
+    assert_non_null(memory);
+    assert_non_null(expected);
+    for (int way = 0; way < 4; way++) {
+        struct big big[BIG_COUNT];
+        struct store_read reads[BIG_COUNT];
+        struct store_read_stats stats;
+        options.door = way % 2 == 0 ? io_uring_door() : io_posix_door();
+        store = support_store_open(&options);
+        get_big(store, big, reads, memory);
+        memset(memory, 0xff, (size_t)BIG_COUNT * BIG_BYTES);
+        const struct store_read_args args = {.reads = reads, .count = BIG_COUNT, .helper = way / 2};
+        assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
+        assert_in_range(stats.read_bytes, 25 * MIB, (uint64_t)BIG_COUNT * BIG_BYTES - 1);
+        for (unsigned i = 0; i < BIG_COUNT; i++) {
+            fill_noise(i, 0x3f, expected, BIG_BYTES);
+            assert_memory_equal(memory + (size_t)i * BIG_BYTES, expected, BIG_BYTES);
+            store_record_release(store, &big[i].record);
+        }
+        store_close(store);
+    }
+    kv_alloc_release(kv_alloc_system(), memory);
+    free(expected);
 }
 
 static void deep_queue_without_copies(void **state) {
@@ -468,6 +516,7 @@ static void allocation_failures(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(deep_queue_without_copies),
+             cmocka_unit_test(compressed_extents_wait_for_room),
              cmocka_unit_test(a_full_queue_begins_nothing_twice), cmocka_unit_test(pieces_must_fit),
              cmocka_unit_test(damage_is_named), cmocka_unit_test(no_flip_is_served),
              cmocka_unit_test(truncated_segment), cmocka_unit_test(missing_segment),
