@@ -182,8 +182,10 @@ static enum kv_err open_all(struct run *run, struct bench_quality_result *result
     run->largest = kv_alloc_zeroed(alloc, CHUNK, sizeof *run->largest);
     if (!run->events || !run->logits || !run->log_total || !run->largest)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the quality bench");
-    KV_TRY(open_session(run, "bench quality bf16", (struct image_policy){IMAGE_RECIPE_BF16, 0, {0}},
-                        &run->reference, diag));
+    KV_TRY(open_session(
+        run, "bench quality bf16",
+        (struct image_policy){.recipe = IMAGE_RECIPE_BF16, .age_count = 0, .ages = {0}},
+        &run->reference, diag));
     for (uint32_t i = 0; i < result->row_count; i++) {
         struct side *side = &run->sides[i];
         uint32_t step = i < BENCH_QUALITY_TIERS ? i : 0;
@@ -197,8 +199,10 @@ static enum kv_err open_all(struct run *run, struct bench_quality_result *result
         side->kl = kv_alloc_zeroed(alloc, run->options->id_count, sizeof *side->kl);
         if (!side->kl)
             return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the quality bench");
-        KV_TRY(open_session(run, name, (struct image_policy){IMAGE_RECIPE_V3, step, {0, 0, 0}},
-                            &side->session, diag));
+        KV_TRY(open_session(
+            run, name,
+            (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = step, .ages = {0, 0, 0}},
+            &side->session, diag));
         run->side_count++;
     }
 done:

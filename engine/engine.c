@@ -117,13 +117,17 @@ static enum kv_err open_tables(struct engine *engine, struct kv_diag *diag) {
     engine->sessions = kv_alloc_zeroed(alloc, engine->settings.sessions_max, sizeof(void *));
     engine->batch = kv_alloc_zeroed(alloc, engine->settings.sessions_max, sizeof(void *));
     engine->seqs = kv_alloc_zeroed(alloc, engine->singles_max + 1, sizeof *engine->seqs);
+    engine->pressed =
+        kv_alloc_zeroed(alloc, engine->settings.sessions_max, sizeof *engine->pressed);
+    engine->moves = kv_alloc_zeroed(alloc, engine->settings.sessions_max,
+                                    IMAGE_AGES_MAX * sizeof *engine->moves);
     engine->candidates =
         kv_alloc_zeroed(alloc, engine->model.vocab_count, sizeof *engine->candidates);
     engine->bad_tokens =
         device_get(engine->device, (uint64_t)g->layers * g->kv_heads * sizeof(int32_t));
     engine->bad_host = kv_alloc_zeroed(alloc, (size_t)g->layers * g->kv_heads, sizeof(int32_t));
-    if (!engine->sessions || !engine->batch || !engine->seqs || !engine->candidates ||
-        !engine->bad_tokens || !engine->bad_host ||
+    if (!engine->sessions || !engine->batch || !engine->seqs || !engine->pressed ||
+        !engine->moves || !engine->candidates || !engine->bad_tokens || !engine->bad_host ||
         block_table_init(alloc, &engine->slots, engine, &engine->blocks) != KV_OK)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the engine's tables");
     return KV_OK;
@@ -190,6 +194,11 @@ enum kv_err engine_open(const struct engine_settings *settings, const void *mode
     if (settings->sessions_max < 1 || settings->sessions_max > SESSIONS_MAX)
         return kv_diag_set(diag, KV_ERR_INVALID, "sessions_max is %u: use 1 to %d",
                            settings->sessions_max, SESSIONS_MAX);
+    if (settings->slots_low_percent > settings->slots_high_percent ||
+        settings->slots_high_percent > 100)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "watermarks of %u and %u percent: use 0 to 100, the low one first",
+                           settings->slots_low_percent, settings->slots_high_percent);
     engine = kv_alloc_zeroed(settings->alloc, 1, sizeof *engine);
     if (!engine)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the engine");
@@ -234,6 +243,8 @@ void engine_close(struct engine *engine) {
     kv_alloc_release(alloc, engine->sessions);
     kv_alloc_release(alloc, engine->batch);
     kv_alloc_release(alloc, engine->seqs);
+    kv_alloc_release(alloc, engine->pressed);
+    kv_alloc_release(alloc, engine->moves);
     kv_alloc_release(alloc, engine->candidates);
     kv_alloc_release(alloc, engine->bad_host);
     kv_alloc_release(alloc, engine);
@@ -350,6 +361,9 @@ enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_n
             engine->blocks.free_count >= need->frames)
             return KV_OK;
         if (posts_apply(&engine->posts))
+            continue;
+        uint32_t have = slots_available(&engine->slots, need->allowance);
+        if (have < need->slots && engine_inner_relieve(engine, need->slots - have) > 0)
             continue;
         if (tries-- == 0 || !hooks->slots_low ||
             !hooks->slots_low(hooks->context, need->session, need->slots))

@@ -62,6 +62,9 @@ struct engine_settings {
     uint32_t sessions_max;      /* resident at once, 1 … 1,024 */
     uint64_t slot_budget_bytes; /* slots and META frames together; reserved at open; UINT64_MAX:
                                    what a GPU has left beside the model */
+    /* Of the pool, beyond the reserve: with fewer free slots than low, sessions under policy
+     * `pressure` give up planes until high are free; beyond high they get them back. */
+    uint32_t slots_low_percent, slots_high_percent;
     uint32_t reserve_slots; /* kept back from admission; serves planes that wait for their write */
     int poison_free_slots;  /* fill freed slots with NaN patterns: tests and the demo */
     uint64_t shuffle_seed;  /* order in which slots are given out; 0 keeps ascending order */
@@ -127,6 +130,13 @@ struct engine_event {
 };
 enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint32_t *count_out,
                         struct kv_diag *diag);
+
+/* Policy `pressure`. relieve lowers sessions until `slots` beyond the reserve are free, as far as
+ * durable planes allow, and returns how many it freed. balance, between steps or while waiting,
+ * applies what was posted and does what the watermarks ask for; 0: there was nothing to do, as for
+ * engine_apply. A step balances too. */
+uint32_t engine_relieve(struct engine *engine, uint32_t slots);
+int engine_balance(struct engine *engine);
 
 /* Runs `call(context)` on the scheduler thread before the next step. Any thread. NOMEM otherwise.
  * What is posted `behind` is work in pieces: one piece before each step. */

@@ -14,6 +14,7 @@
 #include "engine/kv/block.h"
 #include "engine/kv/policy.h"
 #include "engine/kv/posts.h"
+#include "engine/kv/pressure.h"
 #include "engine/kv/slots.h"
 #include "engine/kv/window.h"
 #include "engine/model/forward.h"
@@ -42,6 +43,8 @@ struct engine {
     uint32_t batch_count;
     struct forward_seq *seqs; /* [singles_max + 1] */
     uint32_t singles_max;
+    struct pressure_session *pressed;     /* [sessions_max] */
+    struct pressure_move *moves;          /* [sessions_max * IMAGE_AGES_MAX] */
     struct sampler_candidate *candidates; /* [vocab] */
     int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal, on the device … */
     int32_t *bad_host;                    /* … and here */
@@ -56,6 +59,8 @@ struct session {
     enum session_state state;
     struct image_policy_change policies[IMAGE_POLICIES_MAX]; /* the last one is in force */
     uint32_t policy_count;
+    int promoting; /* planes of `promoted`, which is not in force yet, are on their way */
+    struct image_policy promoted;
     struct image_sampler sampler;
 
     uint32_t *ids;
@@ -95,6 +100,7 @@ struct session {
     struct image_probe probes[IMAGE_PROBES_MAX];
     uint32_t probe_count;
     uint64_t last_used_ns, last_prefill_turn;
+    int unrun; /* woken, and has not run since */
     uint64_t tokens_prefilled, tokens_decoded;
 
     /* of the running step */
@@ -109,7 +115,8 @@ static inline const struct image_policy *engine_inner_policy(const struct sessio
 }
 
 /* KV_OK when `slots` beyond the reserve (less `allowance`) and `frames` blocks are free: applies
- * posts, asks hooks.slots_low, tries again. NO_SLOTS with need and have. */
+ * posts, lowers sessions under pressure, asks hooks.slots_low, tries again.
+ * NO_SLOTS with need and have. */
 struct engine_inner_need {
     struct session *session; /* NULL: none yet */
     uint32_t slots, allowance, frames;
@@ -147,6 +154,14 @@ void engine_inner_token_saw(struct session *session, uint64_t position);
 void engine_inner_expect(struct session *session, struct block *block);
 /* PARTIAL ends with the last plane that was on its way. */
 void engine_inner_partial_over(struct session *session);
+/* Puts `policy` in force and into the tier history. */
+void engine_inner_record_policy(struct session *session, const struct image_policy *policy);
+/* Forgets the oldest change of the tier history that is not the mark of mixed history. */
+void engine_inner_forget_policy(struct session *session);
+/* Sessions under pressure: see engine_relieve and engine_balance. `wanted` more slots than are
+ * free; 0: up to the watermarks. */
+uint32_t engine_inner_relieve(struct engine *engine, uint32_t wanted);
+int engine_inner_balance(struct engine *engine);
 int engine_inner_has_work(const struct session *session);
 /* The request ends: takes back what has no KV, IDLE when nothing is left to do. */
 void engine_inner_end_request(struct session *session);

@@ -28,41 +28,105 @@ void image_release(struct image *image, const struct kv_alloc *alloc) {
     image_init(image);
 }
 
-enum layout_tier image_tier(const struct image_policy *policy, uint64_t block, uint64_t n_kv) {
-    static const enum layout_tier ladder[IMAGE_AGES_MAX + 1] = {LAYOUT_K8V4, LAYOUT_K6V4,
-                                                                LAYOUT_K6V3, LAYOUT_K6V2};
+/* --- ladders */
+
+static const enum layout_tier ladder_bf16[] = {LAYOUT_TIER_BF16};
+static const enum layout_tier ladder_v2[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K8V3, LAYOUT_K8V2};
+static const enum layout_tier ladder_v3[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3,
+                                             LAYOUT_K6V2};
+
+struct ladder {
+    const enum layout_tier *tiers;
+    uint32_t count;
+};
+
+static struct ladder ladder_of(const struct image_policy *policy) {
+    uint32_t skip = policy->top_k8v8 ? 0 : 1;
+
     if (policy->recipe == IMAGE_RECIPE_BF16)
-        return LAYOUT_TIER_BF16;
-    assert(policy->age_count <= IMAGE_AGES_MAX);
-    uint64_t end = LAYOUT_SINK_TOKENS + (block + 1) * LAYOUT_BLOCK_TOKENS;
-    uint64_t distance = n_kv > end ? n_kv - end : 0;
-    uint32_t step = 0;
-    while (step < policy->age_count && distance >= policy->ages[step])
-        step++;
-    return ladder[step];
+        return (struct ladder){ladder_bf16, 1};
+    if (policy->recipe == IMAGE_RECIPE_V2)
+        return (struct ladder){ladder_v2 + skip, sizeof ladder_v2 / sizeof *ladder_v2 - skip};
+    return (struct ladder){ladder_v3 + skip, sizeof ladder_v3 / sizeof *ladder_v3 - skip};
+}
+
+uint32_t image_steps(const struct image_policy *policy) {
+    return ladder_of(policy).count - 1;
+}
+
+enum layout_tier image_step_tier(const struct image_policy *policy, uint32_t step) {
+    struct ladder ladder = ladder_of(policy);
+    return ladder.tiers[step < ladder.count ? step : ladder.count - 1];
+}
+
+enum layout_tier image_top(const struct image_policy *policy) {
+    return image_step_tier(policy, 0);
 }
 
 enum layout_tier image_floor(const struct image_policy *policy) {
-    return policy->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K6V2;
+    return image_step_tier(policy, IMAGE_AGES_MAX);
 }
 
-enum layout_tier image_tier_without(enum layout_tier tier, uint32_t absent) {
-    static const enum layout_tier ladder[] = {LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3, LAYOUT_K6V2};
-    const size_t count = sizeof ladder / sizeof ladder[0];
-    size_t step = 0;
-    if (tier == LAYOUT_TIER_BF16)
-        return tier;
-    while (step < count && ladder[step] != tier)
+enum layout_tier image_tier(const struct image_policy *policy, uint64_t block, uint64_t n_kv) {
+    uint64_t end = LAYOUT_SINK_TOKENS + (block + 1) * LAYOUT_BLOCK_TOKENS;
+    uint64_t distance = n_kv > end ? n_kv - end : 0;
+    uint32_t step = 0;
+    assert(policy->age_count <= IMAGE_AGES_MAX);
+    if (policy->pressure)
+        while (step < IMAGE_AGES_MAX && block < policy->ends[step])
+            step++;
+    else
+        while (step < policy->age_count && distance >= policy->ages[step])
+            step++;
+    return image_step_tier(policy, step);
+}
+
+enum layout_tier image_tier_without(const struct image_policy *policy, enum layout_tier tier,
+                                    uint32_t absent) {
+    struct ladder ladder = ladder_of(policy);
+    uint32_t step = 0;
+    while (step < ladder.count && ladder.tiers[step] != tier)
         step++;
-    while (step + 1 < count && (layout_tier_streams(ladder[step]) & absent) != 0)
+    while (step + 1 < ladder.count && (layout_tier_streams(ladder.tiers[step]) & absent) != 0)
         step++;
-    return step < count ? ladder[step] : tier;
+    return step < ladder.count ? ladder.tiers[step] : tier;
+}
+
+const char *image_recipe_name(enum image_recipe recipe) {
+    return recipe == IMAGE_RECIPE_BF16 ? "bf16"
+           : recipe == IMAGE_RECIPE_V2 ? "v2"
+           : recipe == IMAGE_RECIPE_V3 ? "v3"
+                                       : "";
+}
+
+const char *image_policy_wrong(const struct image_policy *policy) {
+    uint32_t steps;
+    if (image_recipe_name(policy->recipe)[0] == 0)
+        return "the recipe is not known: use bf16, v2 or v3";
+    steps = image_steps(policy);
+    if (policy->recipe == IMAGE_RECIPE_BF16 && (policy->top_k8v8 || policy->pressure))
+        return "recipe bf16 has one tier only: neither policy pressure nor top k8v8 goes with it";
+    if (policy->recipe != IMAGE_RECIPE_BF16 && policy->age_count > steps)
+        return "more ages than the recipe's ladder has steps";
+    if (policy->age_count > IMAGE_AGES_MAX || (policy->pressure && policy->age_count > 0))
+        return "ages go with policy age only, at most one for each step of the ladder";
+    for (uint32_t i = 1; i < policy->age_count; i++)
+        if (policy->ages[i] < policy->ages[i - 1])
+            return "ages must rise";
+    for (uint32_t i = 0; i < IMAGE_AGES_MAX; i++)
+        if ((policy->ends[i] > 0 && (!policy->pressure || i >= steps)) ||
+            (i > 0 && policy->ends[i] > policy->ends[i - 1]))
+            return "steps of the ladder are taken out of order";
+    return NULL;
 }
 
 int image_policy_equal(const struct image_policy *a, const struct image_policy *b) {
-    int equal = a->recipe == b->recipe && a->age_count == b->age_count;
+    int equal = a->recipe == b->recipe && a->age_count == b->age_count &&
+                !a->top_k8v8 == !b->top_k8v8 && !a->pressure == !b->pressure;
     for (uint32_t i = 0; equal && i < a->age_count; i++)
         equal = a->ages[i] == b->ages[i];
+    for (uint32_t i = 0; equal && i < IMAGE_AGES_MAX; i++)
+        equal = a->ends[i] == b->ends[i];
     return equal;
 }
 

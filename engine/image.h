@@ -18,13 +18,13 @@
 #include "store/base/digest.h"
 
 enum {
-    IMAGE_VERSION = 2, /* 1 is written where there are no probes */
+    IMAGE_VERSION = 3, /* 1 is written where there are no probes, 2 where 3 is not needed */
     IMAGE_NAME_BYTES_MAX = 128,
     IMAGE_OWNER_BYTES = 16, /* whose session it is: kept with its name, not in the image */
     IMAGE_TOKENS_MAX = 1048576,
     IMAGE_NEEDLES_MAX = 256,
     IMAGE_SPANS_MAX = 8, /* statements of one needle's fact */
-    IMAGE_AGES_MAX = 3,
+    IMAGE_AGES_MAX = 4,
     IMAGE_POLICIES_MAX = 64, /* changes of policy in one session */
     IMAGE_PAGES_MAX = 8,     /* window pages */
     IMAGE_TOP = 10,
@@ -33,7 +33,7 @@ enum {
     IMAGE_TEXT_BYTES_MAX = 4096  /* question, expected answer, statement */
 };
 
-enum image_recipe { IMAGE_RECIPE_BF16 = 1, IMAGE_RECIPE_V3 = 2 };
+enum image_recipe { IMAGE_RECIPE_BF16 = 1, IMAGE_RECIPE_V3 = 2, IMAGE_RECIPE_V2 = 3 };
 enum image_role { IMAGE_SYSTEM = 1, IMAGE_USER = 2, IMAGE_ASSISTANT = 3, IMAGE_RAW = 4 };
 
 /* What must be equal for stored KV to mean the same; a difference refuses the restore and names
@@ -48,16 +48,30 @@ struct image_model {
     struct kv_digest numerics;
 };
 
+/* The ladder of a recipe is K8V4, K6V4, K6V3, K6V2 (v3) or K8V4, K8V3, K8V2 (v2); `top_k8v8` puts
+ * K8V8 in front. A step goes from one tier of it to the next; steps count from 0. */
 struct image_policy {
     enum image_recipe recipe;
-    uint32_t age_count; /* distances at which the ladder's 2nd, 3rd, 4th tier come */
-    uint64_t ages[IMAGE_AGES_MAX];
+    uint32_t age_count;            /* steps that come at some distance; 0 under pressure */
+    uint64_t ages[IMAGE_AGES_MAX]; /* distance at which step i comes */
+    int top_k8v8;
+    int pressure;                  /* 0: by age, and by nothing else */
+    uint32_t ends[IMAGE_AGES_MAX]; /* under pressure: blocks [0, ends[i]) have taken step i; they
+                                      do not rise, and are 0 behind the ladder's last step */
 };
 /* The tier that attention reads block `block` at when `n_kv` tokens have KV (DESIGN 4.3). */
 enum layout_tier image_tier(const struct image_policy *policy, uint64_t block, uint64_t n_kv);
+enum layout_tier image_top(const struct image_policy *policy); /* what a block is sealed at */
 enum layout_tier image_floor(const struct image_policy *policy);
-/* `tier`, or the next one down the ladder of v3 that reads none of the streams `absent`. */
-enum layout_tier image_tier_without(enum layout_tier tier, uint32_t absent);
+/* Steps of the policy's ladder, 0 … IMAGE_AGES_MAX, and its tier after `step` of them. */
+uint32_t image_steps(const struct image_policy *policy);
+enum layout_tier image_step_tier(const struct image_policy *policy, uint32_t step);
+/* `tier`, or the next one down the policy's ladder that reads none of the streams `absent`. */
+enum layout_tier image_tier_without(const struct image_policy *policy, enum layout_tier tier,
+                                    uint32_t absent);
+/* NULL, or what is wrong with it, as a sentence for the user. */
+const char *image_policy_wrong(const struct image_policy *policy);
+const char *image_recipe_name(enum image_recipe recipe); /* "v3"; "" for one that is not known */
 
 struct image_sampler {
     float temperature, top_p;

@@ -7,8 +7,9 @@
  * Bytes: magic "CPIM", version (u32), part count (u32), then every part in the order of `parts`
  * below: tag (4 bytes), length (u64), content. All little-endian. No part is optional, so deleting
  * any one is found and named; version 1 ends before the last one, and is written where that would
- * be empty. What follows from other parts (tier map, page places) is stored and
- * compared, because a reader must notice when writer and reader disagree about it.
+ * be empty; version 3 says what versions 1 and 2 cannot of a tier policy. What follows from other
+ * parts (tier map, page places) is stored and compared, because a reader must notice when writer
+ * and reader disagree about it.
  */
 #include "engine/image.h"
 
@@ -19,6 +20,7 @@
 
 struct get_args {
     struct image *image;
+    uint32_t version;
     const struct kv_alloc *alloc;
     struct kv_diag *diag;
 };
@@ -136,33 +138,75 @@ static enum kv_err get_sampler(const struct get_args *args, struct kv_reader *re
     return KV_OK;
 }
 
+enum { VERSION_AGES = 3, FLAG_TOP = 1, FLAG_PRESSURE = 2 };
+
+/* Policies that versions 1 and 2 cannot say. */
+static int has_new_policy(const struct image *image) {
+    int found = 0;
+    for (uint32_t i = 0; i < image->policy_count; i++) {
+        const struct image_policy *policy = &image->policies[i].policy;
+        found |= policy->recipe == IMAGE_RECIPE_V2 || policy->top_k8v8 || policy->pressure ||
+                 policy->age_count > VERSION_AGES;
+    }
+    return found;
+}
+
+static uint32_t version_of(const struct image *image) {
+    return has_new_policy(image) ? 3 : image->probe_count == 0 ? 1 : 2;
+}
+
 static void put_policies(const struct image *image, struct kv_writer *writer) {
+    int is_new = has_new_policy(image);
     kv_write_u32(writer, image->policy_count);
     for (uint32_t i = 0; i < image->policy_count; i++) {
         const struct image_policy_change *change = &image->policies[i];
+        const struct image_policy *policy = &change->policy;
         kv_write_u64(writer, change->from_n_kv);
-        kv_write_u32(writer, change->policy.recipe);
-        kv_write_u32(writer, change->policy.age_count);
-        for (uint32_t k = 0; k < IMAGE_AGES_MAX; k++)
-            kv_write_u64(writer, k < change->policy.age_count ? change->policy.ages[k] : 0);
+        kv_write_u32(writer, policy->recipe);
+        kv_write_u32(writer, policy->age_count);
+        if (is_new)
+            kv_write_u32(writer, (policy->top_k8v8 ? FLAG_TOP : 0) |
+                                     (policy->pressure ? FLAG_PRESSURE : 0));
+        for (uint32_t k = 0; k < (is_new ? IMAGE_AGES_MAX : VERSION_AGES); k++)
+            kv_write_u64(writer, policy->pressure        ? policy->ends[k]
+                                 : k < policy->age_count ? policy->ages[k]
+                                                         : 0);
     }
 }
 
 static enum kv_err get_policy_change(const struct get_args *args, struct kv_reader *reader,
                                      struct image_policy_change *change) {
+    int is_new = args->version >= 3;
     change->from_n_kv = kv_read_u64(reader);
     uint32_t recipe = kv_read_u32(reader);
     uint32_t age_count = kv_read_u32(reader);
-    if (recipe != IMAGE_RECIPE_BF16 && recipe != IMAGE_RECIPE_V3)
+    uint32_t flags = is_new ? kv_read_u32(reader) : 0;
+    if (recipe != IMAGE_RECIPE_BF16 && recipe != IMAGE_RECIPE_V3 &&
+        !(is_new && recipe == IMAGE_RECIPE_V2))
         return kv_diag_set(args->diag, KV_ERR_CORRUPT, "snapshot image: unknown recipe %u", recipe);
-    if (age_count > IMAGE_AGES_MAX)
+    if (age_count > (is_new ? IMAGE_AGES_MAX : VERSION_AGES))
         return broken(args, "a tier policy has too many ages");
-    change->policy = (struct image_policy){.recipe = recipe, .age_count = age_count};
-    for (uint32_t k = 0; k < IMAGE_AGES_MAX; k++) {
-        change->policy.ages[k] = kv_read_u64(reader);
-        if (k >= age_count && change->policy.ages[k] != 0)
+    if (flags > (FLAG_TOP | FLAG_PRESSURE))
+        return broken(args, "a tier policy has an unknown flag");
+    change->policy = (struct image_policy){.recipe = recipe,
+                                           .age_count = age_count,
+                                           .top_k8v8 = flags & FLAG_TOP ? 1 : 0,
+                                           .pressure = flags & FLAG_PRESSURE ? 1 : 0};
+    for (uint32_t k = 0; k < (is_new ? IMAGE_AGES_MAX : VERSION_AGES); k++) {
+        uint64_t value = kv_read_u64(reader);
+        if (change->policy.pressure && value > IMAGE_TOKENS_MAX / LAYOUT_BLOCK_TOKENS)
+            return broken(args, "a step of the ladder is taken by impossible blocks");
+        if (change->policy.pressure) {
+            change->policy.ends[k] = (uint32_t)value;
+            continue;
+        }
+        change->policy.ages[k] = value;
+        if (k >= age_count && value != 0)
             return broken(args, "a tier policy has an age that is not counted");
     }
+    /* Older versions were written without this look, and nothing depends on it in them. */
+    if (is_new && !reader->failed && image_policy_wrong(&change->policy) != NULL)
+        return broken(args, image_policy_wrong(&change->policy));
     return KV_OK;
 }
 
@@ -182,6 +226,8 @@ static enum kv_err get_policies(const struct get_args *args, struct kv_reader *r
         if (i > 0 && image->policies[i].from_n_kv < image->policies[i - 1].from_n_kv)
             return broken(args, "the tier history is out of order");
     }
+    if (args->version >= 3 && !reader->failed && !has_new_policy(image))
+        return broken(args, "a tier history that an older version can say");
     return KV_OK;
 }
 
@@ -533,7 +579,7 @@ static void put_probes(const struct image *image, struct kv_writer *writer) {
 static enum kv_err get_probes(const struct get_args *args, struct kv_reader *reader) {
     struct image *image = args->image;
     uint32_t count = kv_read_u32(reader);
-    if (count == 0 || count > IMAGE_PROBES_MAX)
+    if ((count == 0 && args->version < 3) || count > IMAGE_PROBES_MAX)
         return broken(args, "an impossible number of probes");
     for (uint32_t i = 0; i < count; i++) {
         struct image_probe *probe = &image->probes[i];
@@ -581,7 +627,7 @@ static uint32_t part_count(uint32_t version) {
 
 static void put_all(const struct image *image, struct kv_writer *writer) {
     kv_write_bytes(writer, "CPIM", 4);
-    uint32_t version = image->probe_count == 0 ? 1 : IMAGE_VERSION;
+    uint32_t version = version_of(image);
     kv_write_u32(writer, version);
     kv_write_u32(writer, part_count(version));
     for (size_t i = 0; i < part_count(version); i++) {
@@ -674,7 +720,7 @@ static enum kv_err get_part(const struct part *part, const struct get_args *args
     return err;
 }
 
-static enum kv_err get_all(const struct get_args *args, struct kv_reader *reader) {
+static enum kv_err get_all(struct get_args *args, struct kv_reader *reader) {
     const uint8_t *magic = kv_read_bytes(reader, 4);
     uint32_t version = kv_read_u32(reader);
     uint32_t count = kv_read_u32(reader);
@@ -688,6 +734,7 @@ static enum kv_err get_all(const struct get_args *args, struct kv_reader *reader
     if (reader->failed || version == 0)
         return broken(args, "the head is cut off or impossible");
     uint32_t expected = part_count(version);
+    args->version = version;
     for (size_t i = 0; i < expected; i++) {
         enum kv_err err = get_part(&parts[i], args, reader);
         if (err != KV_OK)
@@ -708,7 +755,7 @@ enum kv_err image_decode(const void *bytes, size_t size, const struct kv_alloc *
     image_init(image_out);
     struct kv_reader reader;
     kv_reader_init(&reader, bytes, size);
-    const struct get_args args = {image_out, alloc, diag};
+    struct get_args args = {image_out, 0, alloc, diag};
     enum kv_err err = get_all(&args, &reader);
     if (err != KV_OK)
         image_release(image_out, alloc);

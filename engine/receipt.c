@@ -5,6 +5,8 @@
  */
 #include "engine/receipt.h"
 
+#include <string.h>
+
 const char *receipt_operation_name(enum receipt_operation operation) {
     switch (operation) {
     case RECEIPT_SAVE:
@@ -51,4 +53,11 @@ void receipt_finish(struct receipt *receipt) {
     for (int stage = RECEIPT_PLAN; stage < RECEIPT_STAGE_COUNT; stage++)
         if (receipt->stage_ns[stage] > receipt->stage_ns[receipt->bound_by])
             receipt->bound_by = (enum receipt_stage)stage;
+}
+
+void receipt_history(struct receipt *receipt, const struct image_policy_change *policies,
+                     uint32_t count) {
+    memcpy(receipt->history, policies, count * sizeof *policies);
+    receipt->history_count = count;
+    receipt->policy = policies[count - 1].policy;
 }

@@ -54,6 +54,9 @@ struct receipt {
     char architecture[16];
     struct kv_digest model, numerics;
     struct image_policy policy;
+    uint32_t
+        history_count; /* changes of policy, the last one in force; older ones are not listed */
+    struct image_policy_change history[IMAGE_POLICIES_MAX];
     uint64_t tokens;           /* in the snapshot */
     uint64_t tokens_reused;    /* with KV read back (restore) or found durable already (save) */
     uint64_t tokens_prefilled; /* 0 unless asked for */
@@ -95,5 +98,8 @@ const char *receipt_stage_name(enum receipt_stage stage);
 const char *receipt_proof_name(enum receipt_proof proof);
 /* Sets bound_by from stage_ns. */
 void receipt_finish(struct receipt *receipt);
+/* Fills policy and history. `count` is 1 … IMAGE_POLICIES_MAX. */
+void receipt_history(struct receipt *receipt, const struct image_policy_change *policies,
+                     uint32_t count);
 
 #endif

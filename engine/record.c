@@ -8,6 +8,8 @@
 #include "engine/session.h"
 #include "store/base/bytes.h"
 
+enum { KEEPS_K = 1 }; /* flag of a block, version 3 */
+
 #include <assert.h>
 #include <string.h>
 
@@ -55,7 +57,7 @@ struct record_key record_key_lineage(uint64_t lineage) {
 }
 
 /* A reader of version 1 must not take a value for less than it says, so what it does not know is
- * written as version 2, and nothing else is. */
+ * written as version 2 or 3, and nothing else is. */
 static struct kv_writer writer_of(uint8_t *out, int version) {
     struct kv_writer writer;
     kv_writer_init(&writer, out, RECORD_OUT_BYTES);
@@ -111,11 +113,15 @@ uint32_t record_put_snapshot(const struct record_snapshot *record, uint8_t *out)
 }
 
 uint32_t record_put_block(const struct record_block *record, uint8_t *out) {
-    struct kv_writer writer = writer_of(out, record->dropped_count != 0 ? 2 : 1);
+    struct kv_writer writer = writer_of(out, record->keeps_k              ? 3
+                                             : record->dropped_count != 0 ? 2
+                                                                          : 1);
     kv_write_u32(&writer, record->code_id);
     kv_write_u32(&writer, record->layout_id);
     kv_write_u64(&writer, record->first_position);
-    if (record->dropped_count != 0)
+    if (record->keeps_k)
+        kv_write_u8(&writer, KEEPS_K);
+    if (record->keeps_k || record->dropped_count != 0)
         kv_write_u8(&writer, (uint8_t)record->dropped_count);
     for (uint32_t i = 0; i < record->dropped_count; i++) {
         kv_write_u8(&writer, record->dropped_kinds[i]);
@@ -145,7 +151,8 @@ uint32_t record_put_lineage(const struct record_lineage *record, uint8_t *out) {
 /* The reader stands behind the version byte when KV_OK is returned. */
 static enum kv_err begin(struct kv_reader *reader, const void *value, size_t size, const char *what,
                          struct kv_diag *diag) {
-    int newest = strcmp(what, "name") == 0 ? RECORD_VERSION : OTHERS_VERSION;
+    int grown = strcmp(what, "name") == 0 || strcmp(what, "block") == 0;
+    int newest = grown ? RECORD_VERSION : OTHERS_VERSION;
     kv_reader_init(reader, value, size);
     uint8_t version = kv_read_u8(reader);
     if (reader->failed || version == 0)
@@ -266,7 +273,8 @@ enum kv_err record_get_snapshot(const void *value, size_t size, struct record_sn
 static int get_dropped(struct kv_reader *reader, struct record_block *record) {
     const uint32_t may = 1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2 | 1u << LAYOUT_VX;
     record->dropped_count = kv_read_u8(reader);
-    if (record->dropped_count == 0 || record->dropped_count > RECORD_DROPPED_MAX)
+    if ((record->dropped_count == 0 && !record->keeps_k) ||
+        record->dropped_count > RECORD_DROPPED_MAX)
         return 0;
     for (uint32_t i = 0; i < record->dropped_count; i++) {
         uint8_t kind = kv_read_u8(reader);
@@ -290,7 +298,11 @@ enum kv_err record_get_block(const void *value, size_t size, struct record_block
     record.code_id = kv_read_u32(&reader);
     record.layout_id = kv_read_u32(&reader);
     record.first_position = kv_read_u64(&reader);
-    int sound = !is_second(value) || get_dropped(&reader, &record);
+    record.keeps_k = version_of(value) == 3;
+    int sound = !record.keeps_k || kv_read_u8(&reader) == KEEPS_K;
+    if (record.keeps_k || is_second(value))
+        sound = sound && get_dropped(&reader, &record);
+    sound = sound && !(record.keeps_k && (record_dropped(&record) >> LAYOUT_KL & 1));
     err = end(&reader, sound, "block", diag);
     if (err == KV_OK)
         *out = record;

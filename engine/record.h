@@ -12,8 +12,8 @@
  *
  * Every value starts with a version byte; a newer one is KV_ERR_VERSION. A value is written in the
  * oldest version that can say it; version 2 says a tag, a pin, a parent, planes that have left, or
- * that it may expire; version 3 says an owner. Ids are random 64-bit numbers that are not in use,
- * never 0.
+ * that it may expire; version 3 says an owner, or of a block a ladder that is not that of recipe
+ * v3. Ids are random 64-bit numbers that are not in use, never 0.
  *
  * A lineage with a parent and a cut has blocks of its own from the cut on; those below are the
  * parent's, which owns at least the block before the cut. So cuts fall from a lineage to its
@@ -76,6 +76,7 @@ struct record_snapshot {
 struct record_block {
     uint32_t code_id, layout_id;
     uint64_t first_position;
+    int keeps_k;            /* recipe v2: its ladder never gives up KL */
     uint32_t dropped_count; /* planes that have left the record, by number */
     uint8_t dropped_kinds[RECORD_DROPPED_MAX];
     struct kv_digest dropped[RECORD_DROPPED_MAX];

@@ -143,15 +143,10 @@ static void choose(struct step *step) {
 
 /* --- slots for blocks to be sealed */
 
-static enum layout_tier top_tier(const struct session *session) {
-    return engine_inner_policy(session)->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16
-                                                                     : LAYOUT_K8V4;
-}
-
 static enum kv_err prepare_seal(struct session *session, struct kv_diag *diag) {
     struct engine *engine = session->engine;
     uint64_t n_kv = session->n_kv + session->step_rows;
-    uint32_t streams = layout_tier_streams(top_tier(session));
+    uint32_t streams = layout_tier_streams(image_top(engine_inner_policy(session)));
     struct engine_inner_need need = {session, slots_of(streams), 0, 1};
     enum kv_err err;
 
@@ -230,7 +225,7 @@ static void fill_seq(struct session *session, struct forward_seq *seq_out) {
 static enum kv_err seal(struct session *session, struct kv_diag *diag) {
     struct engine *engine = session->engine;
     struct block *block = session->sealing;
-    enum layout_tier tier = top_tier(session);
+    enum layout_tier tier = image_top(engine_inner_policy(session));
     const uint32_t *ids = session->ids + LAYOUT_SINK_TOKENS + block->index * LAYOUT_BLOCK_TOKENS;
 
     if (tier == LAYOUT_TIER_BF16) {
@@ -292,6 +287,7 @@ static enum kv_err append(struct session *session, const struct forward_seq *seq
         return engine_inner_device(engine, diag);
     engine_inner_rows_saw(session);
     session->n_kv += session->step_rows;
+    session->unrun = 0;
     if (session->step_is_prefill)
         session->tokens_prefilled += session->step_rows;
     else
@@ -385,7 +381,7 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
     if (engine->stepping)
         return kv_diag_set(diag, KV_ERR_BUSY, "the engine is in a step: a hook must not step");
     engine->stepping = 1;
-    engine_apply(engine);
+    (void)engine_balance(engine);
     stop_cancelled(&step);
     choose(&step);
     sample_without_rows(&step);

@@ -224,7 +224,10 @@ void session_info(const struct session *session, struct session_info *info_out) 
         .held_at_floor = session->held,
         .seen = session->seen,
         .seen_count = session->seen_count,
-        .mixed_from = image_mixed_from(session->policies, session->policy_count)};
+        .mixed_from = image_mixed_from(session->policies, session->policy_count),
+        .policies = session->policies,
+        .policy_count = session->policy_count,
+        .unrun = session->unrun && engine_inner_policy(session)->pressure};
     if (session->block_count)
         info_out->coarse_blocks = engine_inner_coarse(session, &coarsest);
     for (uint32_t i = 0; i < session->block_count; i++) {

@@ -69,6 +69,9 @@ struct session_info {
     uint64_t mixed_from;             /* image_mixed_from of its history */
     const struct receipt_seen *seen; /* what its tokens saw since it woke coarse */
     uint32_t seen_count;
+    const struct image_policy_change *policies; /* its tier history; the last one is in force */
+    uint32_t policy_count;
+    int unrun; /* under pressure: woken, and has not run since; not to be put to sleep for others */
 };
 void session_info(const struct session *session, struct session_info *info_out);
 struct engine *session_engine(const struct session *session);
@@ -88,7 +91,7 @@ const float *session_logits(const struct session *session);
 typedef void (*session_row)(void *context, uint64_t position, const float *logits);
 void session_observe(struct session *session, session_row row, void *context);
 
-/* Changes the distances of the age policy from now on: demotes, or promotes through
+/* Changes the distances of policy `age` (of no other) from now on: demotes, or promotes through
  * hooks.planes_wanted; recorded in the policy history. No byte of any plane changes. */
 enum kv_err session_set_policy(struct session *session, const struct image_policy *policy,
                                struct kv_diag *diag);

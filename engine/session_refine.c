@@ -26,11 +26,8 @@ uint32_t engine_inner_coarse(const struct session *session, enum layout_tier *co
 void engine_inner_mark_mixed(struct session *session) {
     if (image_mixed_from(session->policies, session->policy_count))
         return;
-    if (session->policy_count == IMAGE_POLICIES_MAX) {
-        memmove(session->policies, session->policies + 1,
-                (IMAGE_POLICIES_MAX - 1) * sizeof *session->policies);
-        session->policy_count--;
-    }
+    if (session->policy_count == IMAGE_POLICIES_MAX)
+        engine_inner_forget_policy(session);
     session->policies[session->policy_count] =
         (struct image_policy_change){session->n_kv, *engine_inner_policy(session)};
     session->policy_count++;

@@ -58,9 +58,17 @@ static void cut_text(struct session *session, uint64_t n) {
 #ifndef BREAK_REWIND_ASKED
     forget_answers(session);
 #endif
+    struct image_policy now = *engine_inner_policy(session);
+    session->promoting = 0;
     while (session->policy_count > 1 &&
            session->policies[session->policy_count - 1].from_n_kv > session->n_kv)
         session->policy_count--;
+    /* What was given up under pressure is not read finer for going back; new blocks are. */
+    for (uint32_t i = 0; now.pressure && i < IMAGE_AGES_MAX; i++)
+        if (now.ends[i] > session->block_count)
+            now.ends[i] = session->block_count;
+    if (now.pressure)
+        engine_inner_record_policy(session, &now);
 }
 
 enum kv_err session_rewind(struct session *session, uint64_t n, struct kv_diag *diag) {

@@ -10,18 +10,9 @@
 #include <string.h>
 
 enum kv_err engine_inner_check_policy(const struct image_policy *policy, struct kv_diag *diag) {
-    if (policy->recipe != IMAGE_RECIPE_BF16 && policy->recipe != IMAGE_RECIPE_V3)
-        return kv_diag_set(diag, KV_ERR_INVALID, "recipe %d is not known: use bf16 or v3",
-                           (int)policy->recipe);
-    if (policy->age_count > IMAGE_AGES_MAX)
-        return kv_diag_set(diag, KV_ERR_INVALID, "%u ages: use at most %d", policy->age_count,
-                           IMAGE_AGES_MAX);
-    for (uint32_t i = 1; i < policy->age_count; i++)
-        if (policy->ages[i] < policy->ages[i - 1])
-            return kv_diag_set(diag, KV_ERR_INVALID, "ages must rise: %llu comes after %llu",
-                               (unsigned long long)policy->ages[i],
-                               (unsigned long long)policy->ages[i - 1]);
-    return KV_OK;
+    const char *wrong = image_policy_wrong(policy);
+
+    return wrong ? kv_diag_set(diag, KV_ERR_INVALID, "tier policy: %s", wrong) : KV_OK;
 }
 
 void engine_inner_push_block(struct session *session, struct block *block, enum layout_tier tier) {
@@ -45,7 +36,14 @@ static struct policy_move move_of(const struct session *session, uint32_t index,
     struct policy_move move;
 
     state.others = block_read_by_others(block, state.tier);
-    policy_block_move(engine_inner_policy(session), n_kv, index, &state, &move);
+    if (!session->promoting) {
+        policy_block_move(engine_inner_policy(session), n_kv, index, &state, &move);
+        return move;
+    }
+    policy_block_move(&session->promoted, n_kv, index, &state, &move);
+#ifndef BREAK_PROMOTE_EARLY
+    move.tier = state.tier; /* until all of the promotion is there (session_pressure.c) */
+#endif
     return move;
 }
 
@@ -101,16 +99,36 @@ static uint32_t missing_slots(const struct session *session, const struct image_
     return slots;
 }
 
+void engine_inner_forget_policy(struct session *session) {
+    struct image_policy_change *policies = session->policies;
+    uint32_t oldest = image_policy_equal(&policies[0].policy, &policies[1].policy) ? 2 : 0;
+
+    assert(session->policy_count > oldest + 1);
+    memmove(policies + oldest, policies + oldest + 1,
+            (session->policy_count - oldest - 1) * sizeof *policies);
+    session->policy_count--;
+}
+
 /* A policy said twice in a row is the mark of mixed history (image_mixed_from): that entry stays,
  * and no other is made to look like it. */
-static void record_policy(struct session *session, const struct image_policy *policy) {
+void engine_inner_record_policy(struct session *session, const struct image_policy *policy) {
     struct image_policy_change *last = &session->policies[session->policy_count - 1];
-    int marked = session->policy_count > 1 && image_policy_equal(&last->policy, &last[-1].policy);
+    int first = session->policy_count == 1;
+    int marked = !first && image_policy_equal(&last->policy, &last[-1].policy);
 
     if (image_policy_equal(&last->policy, policy))
         return;
-    if (last->from_n_kv != session->n_kv || marked)
+    /* Changed and changed back between two tokens. */
+    if (last->from_n_kv == session->n_kv && !marked && !first &&
+        image_policy_equal(&last[-1].policy, policy)) {
+        session->policy_count--;
+        return;
+    }
+    if (last->from_n_kv != session->n_kv || marked) {
+        if (session->policy_count == IMAGE_POLICIES_MAX)
+            engine_inner_forget_policy(session);
         last = &session->policies[session->policy_count++];
+    }
     *last = (struct image_policy_change){session->n_kv, *policy};
 }
 
@@ -122,9 +140,13 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
 
     if (err != KV_OK)
         return err;
-    if (policy->recipe != now->recipe)
+    if (policy->recipe != now->recipe || !policy->top_k8v8 != !now->top_k8v8)
         return kv_diag_set(diag, KV_ERR_INVALID,
-                           "the recipe of session '%s' is fixed: start a new session",
+                           "recipe and top of session '%s' are fixed: start a new session",
+                           session->name);
+    if (policy->pressure || now->pressure)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "session '%s': only the ages of policy age can be changed",
                            session->name);
     if (session->state == SESSION_FAILED)
         return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has failed", session->name);
@@ -138,7 +160,7 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
             return err;
     }
     session->held = 0;
-    record_policy(session, policy);
+    engine_inner_record_policy(session, policy);
     for (uint32_t i = 0; i < session->block_count; i++)
         session->blocks[i]->unavailable = 0;
     engine_inner_review(session);

@@ -112,7 +112,7 @@ static enum layout_tier load_tier(const struct image *image, uint32_t block,
 
     if (tiers != TRANSFER_EXACT)
         return image_floor(policy);
-    return image_tier_without(image_tier(policy, block, image->n_kv),
+    return image_tier_without(policy, image_tier(policy, block, image->n_kv),
                               image->absent ? image->absent[block] : 0);
 }
 
@@ -318,6 +318,7 @@ enum kv_err transfer_load_publish(struct transfer_load *load, struct session **s
         return engine_inner_device(load->engine, diag);
     if (err != KV_OK)
         return kv_diag_set(diag, err, "no memory to load session '%s'", session->name);
+    session->unrun = 1;
     engine_inner_add(load->engine, session);
     *session_out = session;
     release_load(load);

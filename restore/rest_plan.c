@@ -25,7 +25,8 @@ const struct image_policy *rest_plan_policy(const struct rest_plan *plan) {
 
 enum layout_tier rest_plan_tier(const struct rest_plan *plan, uint32_t index) {
     const struct image *image = &plan->image;
-    return image_tier_without(image_tier(rest_plan_policy(plan), index, image->n_kv),
+    return image_tier_without(rest_plan_policy(plan),
+                              image_tier(rest_plan_policy(plan), index, image->n_kv),
                               image->absent != NULL ? image->absent[index] : 0);
 }
 
@@ -275,10 +276,9 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
     const struct image *image = &plan->image;
     /* Every block is written at the top of its ladder, so all of that must be there, or have left
      * in order: then its digest has stayed in the record and the chain is the same. */
-    const struct rest_plan_where top = {
-        .geometry = &image->model.geometry,
-        .streams = layout_tier_streams(
-            rest_plan_policy(plan)->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4)};
+    const struct rest_plan_where top = {.geometry = &image->model.geometry,
+                                        .streams =
+                                            layout_tier_streams(image_top(rest_plan_policy(plan)))};
     struct kv_digest chain = {{0}};
     if (image->block_count == 0)
         return rest_load_check("block chain", &image->block_chain, &chain, diag);
@@ -419,13 +419,12 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name, 
     out.n_kv = plan.image.n_kv;
     out.blocks = plan.image.block_count;
     out.pages = plan.image.page_count;
-    out.slots = engine_plan_slots(source->engine, rest_plan_policy(&plan), plan.image.n_kv);
+    out.slots = engine_plan_slots(source->engine, rest_plan_policy(&plan), 0);
     out.floor_slots = out.slots;
     for (uint32_t b = 0; b < plan.image.block_count; b++) {
         enum layout_tier tier = rest_plan_tier(&plan, b);
-        uint32_t given = layout_tier_slots(image_tier(rest_plan_policy(&plan), b, plan.image.n_kv));
-        out.slots -= given - layout_tier_slots(tier);
-        out.floor_slots -= given - layout_tier_slots(image_floor(rest_plan_policy(&plan)));
+        out.slots += layout_tier_slots(tier);
+        out.floor_slots += layout_tier_slots(image_floor(rest_plan_policy(&plan)));
         out.tier_blocks[tier]++;
         for (uint32_t i = 0; i < plan.blocks[b].extent_count; i++)
             if (i == 0 || layout_tier_streams(tier) & 1u << plan.blocks[b].extents[i].kind)

@@ -83,7 +83,7 @@ void rest_refine_begin(const struct restore_source *source, const struct session
     memcpy(receipt->architecture, woken->architecture, sizeof receipt->architecture);
     receipt->model = woken->model;
     receipt->numerics = woken->numerics;
-    receipt->policy = woken->policy;
+    receipt_history(receipt, woken->history, woken->history_count);
     receipt->degraded_blocks = woken->degraded_blocks;
     refining->session = session;
     refining->begun_ns = kv_clock_now_ns(source->clock);

@@ -42,7 +42,7 @@ static void describe(struct wake *wake) {
     copy_text(receipt->architecture, sizeof receipt->architecture, image->model.architecture);
     receipt->model = image->model.tensors;
     receipt->numerics = image->model.numerics;
-    receipt->policy = *rest_plan_policy(&wake->plan);
+    receipt_history(receipt, image->policies, image->policy_count);
     receipt->tokens = image->n;
     receipt->image_bytes = wake->plan.image_stored_bytes;
 }

@@ -158,6 +158,7 @@ static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
     const struct record_block record = {
         .code_id = RECORD_CODE_ID,
         .layout_id = RECORD_LAYOUT_ID,
+        .keeps_k = line->keeps_k,
         .first_position = LAYOUT_SINK_TOKENS + (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_block(line->lineage, item->index);

@@ -166,6 +166,7 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
     memcpy(fresh->name, info.name, length);
     fresh->lineage = lineage;
     fresh->holds = 1;
+    fresh->keeps_k = info.policy.recipe == IMAGE_RECIPE_V2;
     fresh->block_count = durable->block_count;
     fresh->chain = durable->block_chain;
     fresh->parent = durable->parent;

@@ -39,6 +39,7 @@ struct snap_line {
     int trim;               /* block records beyond every snapshot are to be deleted first */
     uint64_t head;          /* with trim: the snapshot that the session was woken from */
     int recorded;           /* the lineage record exists */
+    int keeps_k;            /* as in its blocks' records */
     uint32_t pending;       /* blocks of this line in the batch being made */
     struct snap_account account;
     struct kv_diag trouble; /* why the last block was not written; "" when nothing */

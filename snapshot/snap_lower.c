@@ -18,14 +18,19 @@
 
 enum { BATCH_BLOCKS = 256 };
 
-/* The ladder of v3: what leaves first. */
-static const uint32_t ladder[] = {1u << LAYOUT_KL, 1u << LAYOUT_VR2, 1u << LAYOUT_VR1};
+/* What leaves first; recipe v2 keeps KL. */
+static const uint32_t ladder[] = {1u << LAYOUT_VX, 1u << LAYOUT_KL, 1u << LAYOUT_VR2,
+                                  1u << LAYOUT_VR1};
 enum { STEPS = sizeof ladder / sizeof ladder[0] };
 
-uint32_t snap_lower_mask(uint32_t bad) {
-    uint32_t mask = bad & 1u << LAYOUT_VX;
+uint32_t snap_lower_mask(const struct record_block *record, uint32_t bad) {
+    uint32_t mask = 0;
     uint32_t all = 0;
     for (size_t i = 0; i < STEPS; i++) {
+#ifndef BREAK_LOWER_V2
+        if (record->keeps_k && ladder[i] == 1u << LAYOUT_KL)
+            continue;
+#endif
         all |= ladder[i];
         if (bad & ladder[i])
             mask |= all;
@@ -61,6 +66,8 @@ enum kv_err snap_lower_block(const struct snap_gc *gc, const struct record_key *
     if (err != KV_OK)
         return err;
     err = record_get_block(stored.value, stored.value_bytes, &record, diag);
+    if (err == KV_OK)
+        streams = snap_lower_mask(&record, streams);
     for (uint32_t i = 0; err == KV_OK && i < stored.extent_count; i++) {
         const struct store_extent *extent = &stored.extents[i];
         if (extent->kind >= LAYOUT_STREAM_COUNT || (streams >> extent->kind & 1) == 0)
@@ -170,13 +177,18 @@ static enum kv_err read_all(struct examining *examining) {
 
 static void judge(struct examining *examining, const struct record_block *record) {
     struct snap_lower_found *found = examining->found;
+    uint32_t has_vx = record_dropped(record) >> LAYOUT_VX & 1;
     for (uint32_t i = 0; i < examining->stored.extent_count; i++) {
         uint8_t kind = examining->stored.extents[i].kind;
+        has_vx |= kind == LAYOUT_VX;
         if (examining->reads[i].result != KV_OK)
             found->bad |= 1u << (kind < LAYOUT_STREAM_COUNT ? kind : LAYOUT_META);
     }
-    found->drop = snap_lower_mask(found->bad);
-    found->top = image_tier_without(LAYOUT_K8V4, found->drop | record_dropped(record));
+    const struct image_policy policy = {
+        .recipe = record->keeps_k ? IMAGE_RECIPE_V2 : IMAGE_RECIPE_V3, .top_k8v8 = has_vx != 0};
+    found->drop = snap_lower_mask(record, found->bad) & ~(has_vx ? 0 : 1u << LAYOUT_VX);
+    found->top =
+        image_tier_without(&policy, image_top(&policy), found->drop | record_dropped(record));
 }
 
 enum kv_err snap_lower_examine(const struct snap_lower_look *look,

@@ -5,7 +5,8 @@
  * Not responsible for: choosing sessions (snap_retain.h), the space in segments (store/), or proof:
  * the next wake compares the fingerprint of the ladder's floor.
  *
- * Only KL, VR2, VR1 and VX can leave, in the order of the ladder: what its floor needs never does.
+ * Only VX, KL, VR2 and VR1 can leave, in the order of the block's ladder (recipe v2 has no KL in
+ * it): what its floor needs never does.
  *
  * Threads: the one that owns batches.
  * Units: blocks, bytes; streams are masks of 1u << enum layout_stream.
@@ -23,8 +24,9 @@ struct snap_lower_sum {
 
 /* The streams that must leave with `bad` so that a tier of the ladder remains; 0 when there is none
  * (a stream of the floor is bad). */
-uint32_t snap_lower_mask(uint32_t bad);
-/* Takes the streams that a block still has out of it, in gc->batch; adds to *sum. */
+uint32_t snap_lower_mask(const struct record_block *record, uint32_t bad);
+/* Takes these streams, and those above them in the block's ladder, out of it as far as it still has
+ * them, in gc->batch; adds to *sum. Nothing leaves where its ladder's floor needs one of them. */
 enum kv_err snap_lower_block(const struct snap_gc *gc, const struct record_key *key,
                              uint32_t streams, struct snap_lower_sum *sum, struct kv_diag *diag);
 /* The same for the first `blocks` blocks of a lineage, in batches of their own: a power cut leaves

@@ -10,8 +10,7 @@
 /* Raw bytes of one new block at the top of its ladder. */
 static uint64_t block_bytes(const struct layout_geometry *geometry,
                             const struct image_policy *policy) {
-    uint32_t streams =
-        layout_tier_streams(policy->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4);
+    uint32_t streams = layout_tier_streams(image_top(policy));
     uint64_t bytes = SNAP_COMMIT_RECORD_BYTES + snap_commit_extent_bytes(RECORD_IDS_BYTES);
     for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++)
         if (streams & 1u << s)

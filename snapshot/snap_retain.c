@@ -23,7 +23,7 @@
 
 enum { CHAIN_MAX = 1 << 20 };
 
-static const uint8_t ladder[] = {LAYOUT_KL, LAYOUT_VR2, LAYOUT_VR1};
+static const uint8_t ladder[] = {LAYOUT_VX, LAYOUT_KL, LAYOUT_VR2, LAYOUT_VR1};
 enum { STEPS = sizeof ladder / sizeof ladder[0] };
 
 /* A lineage that may be lowered. */
@@ -149,7 +149,7 @@ static enum kv_err lower_next(struct retaining *retaining, int *done_out) {
                 .lineage = cold->lineage,
                 .blocks = cold->blocks,
                 /* What an interrupted run left above goes along: the order holds. */
-                .streams = snap_lower_mask(1u << ladder[retaining->step])};
+                .streams = 1u << ladder[retaining->step]};
             struct snap_lower_sum sum;
             enum kv_err err = snap_lower_lineage(&args, &sum, retaining->diag);
             if (err != KV_OK || sum.blocks == 0) {

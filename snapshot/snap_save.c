@@ -80,7 +80,7 @@ static void describe(struct snapshot_ticket *ticket, const struct session_info *
     copy_text(receipt->architecture, sizeof receipt->architecture, image->model.architecture);
     receipt->model = image->model.tensors;
     receipt->numerics = image->model.numerics;
-    receipt->policy = *policy;
+    receipt_history(receipt, image->policies, image->policy_count);
     receipt->tokens = image->n;
     receipt->tokens_reused = (uint64_t)ticket->before.block_count * LAYOUT_BLOCK_TOKENS;
     receipt->slots = info->slots;

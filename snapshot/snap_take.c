@@ -100,8 +100,7 @@ static const struct image_policy *policy_of(const struct image *image) {
 /* What is still to come, for the progress line. */
 static uint64_t expected_bytes(const struct image *image) {
     uint64_t block = RECORD_IDS_BYTES;
-    uint32_t streams = layout_tier_streams(
-        policy_of(image)->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4);
+    uint32_t streams = layout_tier_streams(image_top(policy_of(image)));
     for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++)
         if (streams & 1u << s)
             block += layout_stream_bytes(&image->model.geometry, s);
@@ -226,8 +225,7 @@ static enum kv_err get_description(struct taking *taking, uint32_t index,
 }
 
 static enum kv_err check_streams(const struct taking *taking, uint32_t seen) {
-    uint32_t wanted = layout_tier_streams(
-        policy_of(&taking->image)->recipe == IMAGE_RECIPE_BF16 ? LAYOUT_TIER_BF16 : LAYOUT_K8V4);
+    uint32_t wanted = layout_tier_streams(image_top(policy_of(&taking->image)));
     for (uint32_t s = 0; s < LAYOUT_STREAM_COUNT; s++)
         if (wanted & ~seen & 1u << s)
             return kv_diag_set(taking->diag, KV_ERR_CORRUPT, "%s: stream %s is missing",
@@ -254,6 +252,8 @@ static enum kv_err take_block(struct taking *taking, uint32_t index) {
             (struct snap_take_extent){(uint8_t)frame.number, NULL, frame.bytes, frame.digest};
         seen |= i > 0 ? 1u << frame.number : 0;
     }
+    if (block.record.keeps_k != (policy_of(&taking->image)->recipe == IMAGE_RECIPE_V2))
+        KV_TRY(broken(taking, "its ladder is not that of the image's recipe"));
     /* Planes that the session has given up stand by their digests. */
     if (seen & record_dropped(&block.record))
         KV_TRY(broken(taking, "a stream is there although it was given up"));

@@ -24,16 +24,18 @@ struct snap_tend {
     struct snapshot_ticket *ticket; /* NULL: none under way */
     char name[IMAGE_NAME_BYTES_MAX + 1];
     enum snap_tend_cause cause;
-    uint64_t n, last_used_ns; /* of that session when it was frozen */
+    uint64_t n, last_used_ns;   /* of that session when it was frozen … */
+    struct image_policy policy; /* … and what its tiers were by */
 };
 
 /* --- the policy */
 
-/* The least recently used that may sleep; `count` for none. */
-static uint32_t oldest(const struct snap_tend_view *views, uint32_t count) {
+/* The least recently used that may sleep; `count` for none. For slots one that was just woken may
+ * not: it runs first. */
+static uint32_t oldest(const struct snap_tend_view *views, uint32_t count, int for_slots) {
     uint32_t found = count;
     for (uint32_t i = 0; i < count; i++)
-        if (views[i].may_sleep &&
+        if (views[i].may_sleep && !(for_slots && views[i].just_woken) &&
             (found == count || views[i].last_used_ns < views[found].last_used_ns))
             found = i;
     return found;
@@ -43,12 +45,12 @@ struct snap_tend_pick snap_tend_choose(const struct snap_tend_settings *settings
                                        const struct snap_tend_state *state,
                                        const struct snap_tend_view *views, uint32_t count) {
     struct snap_tend_pick pick = {SNAP_TEND_NOBODY, 0, SNAP_TEND_NEVER, 0};
-    uint32_t first = oldest(views, count);
     pick.filling = state->slots_free < settings->slots_low ||
                    (state->filling && state->slots_free < settings->slots_high);
 #ifdef BREAK_TEND_HIGH
     pick.filling = state->slots_free < settings->slots_low;
 #endif
+    uint32_t first = oldest(views, count, pick.filling);
     if (first == count)
         return pick;
     pick.index = first;
@@ -135,7 +137,8 @@ static struct session *finish(struct snap_tend *tend) {
     session_info(session, &info);
 #ifndef BREAK_TEND_USED
     if (info.state != SESSION_IDLE || info.n != tend->n ||
-        info.last_used_ns != tend->last_used_ns || is_busy(tend, session)) {
+        info.last_used_ns != tend->last_used_ns || is_busy(tend, session) ||
+        !image_policy_equal(&info.policy, &tend->policy)) {
         tend->report.kept++;
         return NULL;
     }
@@ -171,8 +174,10 @@ static uint32_t look(struct snap_tend *tend) {
         tend->views = views;
         session_info(session, &info);
         tend->views[count] = (struct snap_tend_view){
-            info.last_used_ns, info.state == SESSION_IDLE && info.n_kv > 0 &&
-                                   !transfer_durable(session)->pinned && !is_busy(tend, session)};
+            .last_used_ns = info.last_used_ns,
+            .may_sleep = info.state == SESSION_IDLE && info.n_kv > 0 &&
+                         !transfer_durable(session)->pinned && !is_busy(tend, session),
+            .just_woken = info.unrun};
     }
     return count;
 }
@@ -184,6 +189,7 @@ static enum kv_err begin(struct snap_tend *tend, struct session *session, struct
     memcpy(tend->name, info.name, strlen(info.name) + 1);
     tend->n = info.n;
     tend->last_used_ns = info.last_used_ns;
+    tend->policy = info.policy;
     return snapshot_begin(tend->snapshot, session, &options, &tend->ticket, diag);
 }
 

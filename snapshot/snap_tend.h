@@ -5,9 +5,10 @@
  * scheduler thread calls snap_tend_step between its steps.
  * Not responsible for: room for one session that needs it now (engine_hooks.slots_low), waking.
  *
- * A session that is used while it is being saved stays. One that cannot be saved stays whole, and
- * nothing is tried for SNAP_TEND_RETRY_NS. What the write budget lacks puts off sleep for idleness,
- * never sleep for slots. Pinned sessions are left alone.
+ * A session that is used, or read at other tiers, while it is being saved stays. One that cannot be
+ * saved stays whole, and nothing is tried for SNAP_TEND_RETRY_NS. What the write budget lacks puts
+ * off sleep for idleness, never sleep for slots. Pinned sessions are left alone; one that was just
+ * woken runs before it may go for slots.
  *
  * Threads: the scheduler thread; snap_tend_choose is pure.
  * Units: nanoseconds of the monotonic clock, slots.
@@ -34,7 +35,8 @@ struct snap_tend_settings {
 enum snap_tend_cause { SNAP_TEND_NOBODY, SNAP_TEND_IDLE, SNAP_TEND_SLOTS };
 struct snap_tend_view {
     uint64_t last_used_ns;
-    int may_sleep; /* idle and not pinned */
+    int may_sleep;  /* idle and not pinned */
+    int just_woken; /* and has not run since: goes for idleness only */
 };
 struct snap_tend_state {
     uint64_t now_ns, budget_wait_ns; /* until the write budget allows something again */

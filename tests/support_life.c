@@ -60,10 +60,11 @@ static void leaving(void *context, struct session *session) {
 static int slots_low(void *context, struct session *session, uint32_t slots) {
     struct life_hook *hook = context;
     (void)session;
-    (void)slots;
-    if (hook->snapshot != NULL)
-        snapshot_drain(hook->snapshot);
-    return 0;
+    if (hook->snapshot == NULL)
+        return 0;
+    snapshot_drain(hook->snapshot);
+    engine_apply(hook->source.engine);
+    return engine_relieve(hook->source.engine, slots) > 0;
 }
 
 /* Tensors come last in the file; a low bit of a quant keeps every number finite. */
@@ -95,6 +96,8 @@ static void open_engine(const struct life_options *options, struct life *life) {
         .simd = engine->simd,
         .threads = engine->threads,
         .sessions_max = engine->sessions_max,
+        .slots_low_percent = options->slots_low_percent,
+        .slots_high_percent = options->slots_high_percent,
         .reserve_slots = engine->reserve,
         .poison_free_slots = engine->poison,
         .shuffle_seed = engine->shuffle_seed};
@@ -183,7 +186,8 @@ struct session *life_session(struct life *life, const char *name, enum image_rec
     struct session *session = NULL;
     struct kv_diag diag = {""};
     if (recipe == IMAGE_RECIPE_V3)
-        settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+        settings.policy = (struct image_policy){
+            .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
     if (session_create(life->engine, &settings, &session, &diag) != KV_OK)
         fail_msg("session_create: %s", diag.text);
     return session;
@@ -234,6 +238,46 @@ void life_same_turn(const struct life_turn *a, const struct life_turn *b) {
     assert_int_equal(a->id_count, b->id_count);
     assert_memory_equal(a->ids, b->ids, sizeof a->ids);
     assert_memory_equal(a->rows.bytes, b->rows.bytes, KV_DIGEST_BYTES);
+}
+
+static void take_likeliest(void *context, uint64_t row, const float *logits) {
+    uint32_t *best = context;
+    (void)row;
+    best[1] = 0;
+    for (uint32_t i = 1; i < best[0]; i++)
+        if (logits[i] > logits[best[1]])
+            best[1] = i;
+}
+
+struct life_twin life_twin(struct session *session) {
+    enum { COUNT = sizeof((struct life_twin *)0)->ids / sizeof(uint32_t) };
+    struct image_fingerprint print;
+    struct engine_model model;
+    struct session_info info;
+    struct life_twin twin = {0};
+    struct kv_diag diag = {""};
+    uint32_t asked[COUNT + 1], count = 0;
+    engine_model(session_engine(session), &model);
+    session_info(session, &info);
+    if (session_fingerprint(session, 0, &print, &diag) != KV_OK)
+        fail_msg("session_fingerprint: %s", diag.text);
+    twin.logits = print.logits;
+    if (info.n == info.n_kv)
+        asked[count++] = info.ids[info.n - 1];
+    for (uint32_t i = 0; i < COUNT; i++) {
+        uint32_t best[2] = {model.vocab_count, 0};
+        const struct session_ask ask = {
+            .ids = asked, .count = count, .rows_first = count > 0 ? count - 1 : 0};
+        if (session_ask(session, &ask, take_likeliest, best, &diag) != KV_OK)
+            fail_msg("session_ask: %s", diag.text);
+        twin.ids[i] = asked[count++] = best[1];
+    }
+    return twin;
+}
+
+void life_same_twin(const struct life_twin *a, const struct life_twin *b) {
+    assert_memory_equal(a->logits.bytes, b->logits.bytes, KV_DIGEST_BYTES);
+    assert_memory_equal(a->ids, b->ids, sizeof a->ids);
 }
 
 struct receipt life_save(struct life *life, struct session *session, int is_explicit) {

@@ -24,6 +24,7 @@ struct life_options {
     const char *dir;
     const struct io_door *door; /* NULL: the best one */
     struct support_engine_options engine;
+    uint32_t slots_low_percent, slots_high_percent; /* watermarks of policy pressure */
     uint32_t queue_max;
     uint64_t bytes_max;
     uint64_t bytes_per_second; /* the write budget, 0: none */
@@ -75,6 +76,14 @@ struct life_turn {
 void life_say(struct session *session, uint64_t seed, uint32_t count, uint32_t tokens,
               struct life_turn *turn_out);
 void life_same_turn(const struct life_turn *a, const struct life_turn *b);
+
+/* What a throwaway fork says: the logits at its end, and the 32 likeliest tokens one by one. */
+struct life_twin {
+    struct kv_digest logits;
+    uint32_t ids[32];
+};
+struct life_twin life_twin(struct session *session);
+void life_same_twin(const struct life_twin *a, const struct life_twin *b);
 
 /* Save and wake that must work; a table line is printed for failures only. */
 struct receipt life_save(struct life *life, struct session *session, int is_explicit);

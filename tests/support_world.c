@@ -188,7 +188,8 @@ enum kv_err world_say(struct world *world, uint32_t session, uint32_t feed, uint
         if (err == KV_ERR_NOT_FOUND) {
             struct session_settings settings =
                 support_engine_greedy(world_name(session), IMAGE_RECIPE_V3);
-            settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+            settings.policy = (struct image_policy){
+                .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
             err = session_create(world->engine, &settings, &found, diag);
         }
         if (err != KV_OK)

@@ -58,13 +58,14 @@ static void quality_falls_with_the_tier(void **state) {
 static void speed_is_of_the_tokens_asked_for(void **state) {
     struct support_engine_options options = support_engine_default();
     static uint32_t ids[1000];
-    struct bench_model_options bench = {.ids = ids,
-                                        .id_count = 1000,
-                                        .policy = {IMAGE_RECIPE_V3, 0, {0}},
-                                        .depths = {0, 700},
-                                        .depth_count = 2,
-                                        .decode_tokens = 8,
-                                        .rate_iterations = 10000};
+    struct bench_model_options bench = {
+        .ids = ids,
+        .id_count = 1000,
+        .policy = {.recipe = IMAGE_RECIPE_V3, .age_count = 0, .ages = {0}},
+        .depths = {0, 700},
+        .depth_count = 2,
+        .decode_tokens = 8,
+        .rate_iterations = 10000};
     struct bench_model_result result;
     struct kv_diag diag = {""};
 

@@ -138,7 +138,7 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "run a --threads -1", "from 1 to 256");
     assert_refused(fixture, "run a --threads 99999999999999999999999", "from 1 to 256");
     assert_refused(fixture, "run a --simd neon", "none of auto, avx2 and c");
-    assert_refused(fixture, "run a --recipe v9", "take v3 or bf16");
+    assert_refused(fixture, "run a --recipe v9", "take v3, v2 or bf16");
     assert_refused(fixture, "run a --device gpu", "none of auto, cpu and cuda:0");
     assert_refused(fixture, "run a --device cuda:", "none of auto, cpu and cuda:0");
     assert_refused(fixture, "run a --device cuda:256", "none of auto, cpu and cuda:0");
@@ -146,7 +146,14 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "run a --temperature nan", "not a number");
     assert_refused(fixture, "run a --temperature -1", "not a number");
     assert_refused(fixture, "run a --ages 512,256", "must not fall");
-    assert_refused(fixture, "run a --ages 1,2,3,4", "at most three");
+    assert_refused(fixture, "run a --ages 1,2,3,4,5", "at most four");
+    assert_refused(fixture, "run a --ages 1,2,3,4", "down has 3 steps");
+    assert_refused(fixture, "run a --recipe v2 --ages 1,2,3", "K8V4 down has 2 steps");
+    assert_refused(fixture, "run a --policy lru", "none of age|pressure");
+    assert_refused(fixture, "run a --top bf16", "none of k8v4|k8v8");
+    assert_refused(fixture, "run a --policy pressure --ages 5", "knows no ages");
+    assert_refused(fixture, "run a --policy pressure --recipe bf16", "one tier only");
+    assert_refused(fixture, "run a --top k8v8 --recipe bf16", "one tier only");
     assert_refused(fixture, "run a --ages 512,", "missing");
     assert_refused(fixture, "run a --ages=", "no distances");
     assert_refused(fixture, "run a --ages 1 --recipe bf16", "one tier only");
@@ -178,6 +185,30 @@ static void ages_of_a_recipe_without_any_are_told(void **state) {
     write_file(fixture, text, strlen("ages = 512\n"));
     assert_int_equal(load(fixture, "run a --recipe bf16"), KV_OK);
     assert_int_equal(fixture->config.policy.age_count, 0);
+}
+
+static void policies_and_tops_are_read(void **state) {
+    struct fixture *fixture = *state;
+    const struct config *config = &fixture->config;
+    assert_int_equal(load(fixture, "run a --ages 1,2,3,4 --top k8v8"), KV_OK);
+    assert_int_equal(config->policy.top_k8v8, 1);
+    assert_int_equal(config->policy.age_count, 4);
+    assert_int_equal(config->slots_high_percent, 0);
+    assert_int_equal(load(fixture, "run a --policy pressure --recipe v2"), KV_OK);
+    assert_int_equal(config->policy.recipe, IMAGE_RECIPE_V2);
+    assert_int_equal(config->policy.pressure, 1);
+    assert_int_equal(config->policy.age_count, 0);
+    assert_true(config->slots_low_percent > 0);
+    assert_true(config->slots_high_percent > config->slots_low_percent);
+    assert_int_equal(load(fixture, "run a --policy pressure --slots-high 7"), KV_OK);
+    assert_int_equal(config->slots_low_percent, 0);
+    write_file(fixture, "policy = pressure\ntop = k8v8\n", 29);
+    assert_int_equal(load(fixture, "run a"), KV_OK);
+    assert_int_equal(config->policy.pressure + config->policy.top_k8v8, 2);
+    assert_int_equal(load(fixture, "run a --policy age --top k8v4"), KV_OK);
+    assert_int_equal(config->policy.pressure + config->policy.top_k8v8, 0);
+    write_file(fixture, "policy = pressure\nages = 512\n", 29);
+    assert_refused(fixture, "run a", "`ages` means nothing");
 }
 
 static void flags_of_other_commands_are_refused(void **state) {
@@ -293,7 +324,7 @@ static void a_broken_file_does_not_stop_what_explains(void **state) {
 TESTING_MAIN(TEST(defaults_are_as_documented), TEST(home_comes_from_the_environment_only),
              TEST(flags_win_over_the_file_over_defaults), TEST(words_and_flags_may_mix),
              TEST(mistakes_name_the_flag_and_what_is_right), TEST(devices_are_read_and_shown),
-             TEST(ages_of_a_recipe_without_any_are_told), TEST(flags_of_other_commands_are_refused),
-             TEST(file_mistakes_name_the_line), TEST(json_is_known_even_after_a_mistake),
-             TEST(sizes_have_units), TEST(what_is_shown_can_be_read_back),
-             TEST(a_broken_file_does_not_stop_what_explains))
+             TEST(ages_of_a_recipe_without_any_are_told), TEST(policies_and_tops_are_read),
+             TEST(flags_of_other_commands_are_refused), TEST(file_mistakes_name_the_line),
+             TEST(json_is_known_even_after_a_mistake), TEST(sizes_have_units),
+             TEST(what_is_shown_can_be_read_back), TEST(a_broken_file_does_not_stop_what_explains))

@@ -44,7 +44,8 @@ static struct session *tiered_session(struct engine *engine, const char *name) {
     struct session_settings settings = support_engine_greedy(name, IMAGE_RECIPE_V3);
     struct session *session = NULL;
 
-    settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {300, 400, 500}};
+    settings.policy =
+        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {300, 400, 500}};
     assert_int_equal(session_create(engine, &settings, &session, NULL), KV_OK);
     return session;
 }

@@ -65,8 +65,10 @@ static void make_image(struct image *image) {
     image->sampler = (struct image_sampler){0.7f, 0.9f, 40, 12345};
     image->policy_count = 2;
     image->policies = kv_alloc_zeroed(alloc, 2, sizeof *image->policies);
-    image->policies[0].policy = (struct image_policy){IMAGE_RECIPE_V3, 1, {32768}};
-    image->policies[1] = (struct image_policy_change){900, {IMAGE_RECIPE_V3, 3, {256, 512, 768}}};
+    image->policies[0].policy =
+        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 1, .ages = {32768}};
+    image->policies[1] = (struct image_policy_change){
+        900, {.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {256, 512, 768}}};
     image->n = N;
     image->n_kv = N - 1;
     image->ids = kv_alloc_zeroed(alloc, N, sizeof *image->ids);
@@ -213,6 +215,58 @@ static void probes_make_version_2(void **state) {
     image_release(&image, kv_alloc_system());
 }
 
+/* Other ladders and policy pressure are what version 3 has more, written only for them. */
+static void other_policies_make_version_3(void **state) {
+    (void)state;
+    struct image image, back;
+    struct kv_diag diag = {""};
+    make_image(&image);
+    struct image_policy *last = &image.policies[1].policy;
+    *last = (struct image_policy){
+        .recipe = IMAGE_RECIPE_V2, .pressure = 1, .top_k8v8 = 1, .ends = {4, 3, 1}};
+    struct encoded whole = encode(&image);
+    assert_int_equal(kv_get_u32(whole.bytes + 4), 3);
+    assert_int_equal(image_decode(whole.bytes, whole.size, kv_alloc_system(), &back, &diag), KV_OK);
+    assert_true(image_policy_equal(&back.policies[1].policy, last));
+    assert_true(image_policy_equal(&back.policies[0].policy, &image.policies[0].policy));
+    assert_int_equal(image_tier(last, 0, N), LAYOUT_K8V2);
+    assert_int_equal(image_tier(last, 2, N), LAYOUT_K8V3);
+    assert_int_equal(image_tier(last, 3, N), LAYOUT_K8V4);
+    assert_int_equal(image_tier(last, 4, N), LAYOUT_K8V8);
+    struct encoded again = encode(&back);
+    assert_int_equal(again.size, whole.size);
+    assert_memory_equal(again.bytes, whole.bytes, whole.size);
+    image_release(&back, kv_alloc_system());
+    drop(&again);
+    /* Its bytes never change either. */
+    struct kv_digest root = image_root(whole.bytes, whole.size);
+    char text[KV_DIGEST_HEX_BYTES];
+    kv_digest_hex(&root, text);
+    assert_string_equal(text, "113d528a662f5ca963ab62bb1e5c163b");
+    for (size_t size = 0; size < whole.size; size++)
+        assert_int_equal(decode(whole.bytes, size, NULL), KV_ERR_CORRUPT);
+    for (uint32_t version = 1; version < 3; version++) {
+        kv_put_u32(whole.bytes + 4, version);
+        assert_int_equal(decode(whole.bytes, whole.size, &diag), KV_ERR_CORRUPT);
+    }
+    drop(&whole);
+    const struct image_policy wrong[] = {
+        {.recipe = IMAGE_RECIPE_V2, .pressure = 1, .ends = {1, 2}},
+        {.recipe = IMAGE_RECIPE_V2, .pressure = 1, .ends = {3, 2, 1}},
+        {.recipe = IMAGE_RECIPE_V3, .pressure = 1, .ends = {1u << 13}},
+        {.recipe = IMAGE_RECIPE_V2, .age_count = 3, .ages = {1, 2, 3}},
+        {.recipe = IMAGE_RECIPE_BF16, .top_k8v8 = 1},
+        {.recipe = IMAGE_RECIPE_BF16, .pressure = 1}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        *last = wrong[i];
+        whole = encode(&image);
+        assert_int_equal(decode(whole.bytes, whole.size, &diag), KV_ERR_CORRUPT);
+        assert_non_null(strstr(diag.text, "tier history"));
+        drop(&whole);
+    }
+    image_release(&image, kv_alloc_system());
+}
+
 /* CASE-02: no part is optional. */
 static void a_missing_part_is_named(void **state) {
     (void)state;
@@ -337,8 +391,8 @@ static void no_memory_releases_all(void **state) {
 
 static void tiers_follow_age(void **state) {
     (void)state;
-    struct image_policy v3 = {IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
-    struct image_policy plain = {IMAGE_RECIPE_V3, 1, {32768}};
+    struct image_policy v3 = {.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
+    struct image_policy plain = {.recipe = IMAGE_RECIPE_V3, .age_count = 1, .ages = {32768}};
     struct image_policy bf16 = {.recipe = IMAGE_RECIPE_BF16};
     assert_int_equal(image_tier(&v3, 0, 320 + 511), LAYOUT_K8V4);
     assert_int_equal(image_tier(&v3, 0, 320 + 512), LAYOUT_K6V4);
@@ -418,6 +472,7 @@ static void receipt_names_the_busiest_stage(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(round_trip_is_canonical),
              cmocka_unit_test(version_1_stays_what_it_is), cmocka_unit_test(probes_make_version_2),
+             cmocka_unit_test(other_policies_make_version_3),
              cmocka_unit_test(a_missing_part_is_named), cmocka_unit_test(every_cut_is_refused),
              cmocka_unit_test(absurd_numbers_break_nothing),
              cmocka_unit_test(part_lengths_are_checked), cmocka_unit_test(newer_version_says_which),

@@ -119,7 +119,8 @@ static void woken_is_never_evicted_in_avx2(void **state) {
 }
 
 static struct image_policy ages(uint64_t first, uint64_t second, uint64_t third) {
-    return (struct image_policy){IMAGE_RECIPE_V3, 3, {first, second, third}};
+    return (struct image_policy){
+        .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {first, second, third}};
 }
 
 static void set_ages(struct session *session, const struct image_policy *policy) {

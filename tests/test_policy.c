@@ -10,7 +10,8 @@
 
 #define MASK(stream) (1u << (stream))
 
-static const struct image_policy ages = {IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+static const struct image_policy ages = {
+    .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
 
 static struct policy_move move_at(const struct policy_block *block, uint64_t n_kv) {
     struct policy_move move;
@@ -106,7 +107,8 @@ static void random_states_are_safe(void **state) {
 }
 
 static void plans_count_tiers(void **state) {
-    static const struct image_policy bf16 = {IMAGE_RECIPE_BF16, 0, {0}};
+    static const struct image_policy bf16 = {
+        .recipe = IMAGE_RECIPE_BF16, .age_count = 0, .ages = {0}};
 
     (void)state;
     assert_int_equal(policy_plan(&ages, 0), 72);

@@ -63,10 +63,11 @@ static void check_places(uint64_t n_kv, const struct image_policy *policy, uint3
 
 static void places_are_spread(void **state) {
     (void)state;
-    static const struct image_policy policies[] = {{IMAGE_RECIPE_V3, 0, {0, 0, 0}},
-                                                   {IMAGE_RECIPE_V3, 1, {1024, 0, 0}},
-                                                   {IMAGE_RECIPE_V3, 3, {512, 1024, 1536}},
-                                                   {IMAGE_RECIPE_BF16, 0, {0, 0, 0}}};
+    static const struct image_policy policies[] = {
+        {.recipe = IMAGE_RECIPE_V3, .age_count = 0, .ages = {0, 0, 0}},
+        {.recipe = IMAGE_RECIPE_V3, .age_count = 1, .ages = {1024, 0, 0}},
+        {.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}},
+        {.recipe = IMAGE_RECIPE_BF16, .age_count = 0, .ages = {0, 0, 0}}};
     static const uint32_t counts[] = {1, 2, 3, 4, 7, 8, 16, 64};
     for (size_t p = 0; p < sizeof policies / sizeof policies[0]; p++)
         for (uint64_t n_kv = 90; n_kv < 9000; n_kv += n_kv < 700 ? 1 : 97)
@@ -97,7 +98,8 @@ static void open_service(struct fixture *f, uint32_t probes) {
     settings.poison_free_slots = 1;
     settings.probes = probes;
     settings.slot_budget_bytes = 512u << 20;
-    settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+    settings.policy =
+        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
     if (service_open(&settings, &f->service, &diag) != KV_OK)
         fail_msg("service_open: %s", diag.text);
 }

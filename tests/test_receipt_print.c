@@ -23,7 +23,8 @@ static struct receipt example(void) {
     snprintf(receipt.name, sizeof receipt.name, "d\xc3\xa9j\xc3\xa0 \xf0\x9f\x98\x80");
     receipt.snapshot = UINT64_C(0xfedcba9876543210);
     receipt.lineage = 3;
-    receipt.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {512, 1024, 1536}};
+    receipt.policy =
+        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
     receipt.tokens = receipt.tokens_reused = 2048;
     receipt.blocks = 6;
     receipt.pages = 7;

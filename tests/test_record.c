@@ -78,6 +78,7 @@ static void values_round_trip(void **state) {
     assert_int_equal(record_get_block(value, size, &block_back, NULL), KV_OK);
     assert_int_equal(block_back.first_position, 320);
     assert_int_equal(record_dropped(&block_back), 0);
+    assert_int_equal(block_back.keeps_k, 0);
 
     struct record_page page = {4, 320, 64, 2}, page_back;
     size = record_put_page(&page, value);
@@ -141,6 +142,35 @@ static void versions_say_what_is_needed(void **state) {
     value[0] = 2;
     assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_ERR_CORRUPT);
     value[0] = 3; /* only names have one */
+    assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_ERR_VERSION);
+}
+
+/* Version 3 is of blocks of recipe v2 only; KL never leaves them. */
+static void a_block_that_keeps_k_is_version_3(void **state) {
+    (void)state;
+    struct record_block block = {.code_id = 1, .layout_id = 1, .first_position = 64, .keeps_k = 1};
+    struct record_block back;
+    uint8_t value[RECORD_OUT_BYTES] = {0};
+    uint32_t size = record_put_block(&block, value);
+    assert_int_equal(value[0], 3);
+    assert_int_equal(record_get_block(value, size, &back, NULL), KV_OK);
+    assert_int_equal(back.keeps_k, 1);
+    assert_int_equal(record_dropped(&back), 0);
+    block.dropped_count = 2;
+    block.dropped_kinds[0] = LAYOUT_VR2;
+    block.dropped_kinds[1] = LAYOUT_VX;
+    size = record_put_block(&block, value);
+    assert_int_equal(record_get_block(value, size, &back, NULL), KV_OK);
+    assert_int_equal(record_dropped(&back), 1u << LAYOUT_VR2 | 1u << LAYOUT_VX);
+    for (uint32_t cut = 0; cut < size; cut++)
+        assert_int_equal(record_get_block(value, cut, &back, NULL), KV_ERR_CORRUPT);
+    block.dropped_kinds[0] = LAYOUT_KL;
+    size = record_put_block(&block, value);
+    assert_int_equal(record_get_block(value, size, &back, NULL), KV_ERR_CORRUPT);
+    const struct record_page page = {4, 320, 64, 2};
+    struct record_page page_back;
+    size = record_put_page(&page, value);
+    value[0] = 3;
     assert_int_equal(record_get_page(value, size, &page_back, NULL), KV_ERR_VERSION);
 }
 
@@ -315,6 +345,6 @@ static void the_chain_binds_everything(void **state) {
 TESTING_MAIN(cmocka_unit_test(planes_that_left_are_remembered),
              cmocka_unit_test(keys_sort_by_number), cmocka_unit_test(values_round_trip),
              cmocka_unit_test(longest_name_fits), cmocka_unit_test(versions_say_what_is_needed),
-             cmocka_unit_test(paths_go_down), cmocka_unit_test(tags_have_rules),
-             cmocka_unit_test(damaged_values_are_refused),
+             cmocka_unit_test(a_block_that_keeps_k_is_version_3), cmocka_unit_test(paths_go_down),
+             cmocka_unit_test(tags_have_rules), cmocka_unit_test(damaged_values_are_refused),
              cmocka_unit_test(the_chain_binds_everything))

@@ -565,7 +565,8 @@ static void too_few_slots_say_need_and_have(void **state) {
  * the kernel may still write. */
 
 static void promote(struct session *session) {
-    const struct image_policy fine = {IMAGE_RECIPE_V3, 3, {8000, 8000, 8000}};
+    const struct image_policy fine = {
+        .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {8000, 8000, 8000}};
     struct kv_diag diag = {""};
     if (session_set_policy(session, &fine, &diag) != KV_OK)
         fail_msg("session_set_policy: %s", diag.text);

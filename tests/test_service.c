@@ -52,7 +52,8 @@ static int set_up(void **state) {
     fixture->settings.reserve_slots = 16;
     fixture->settings.poison_free_slots = 1;
     fixture->settings.shuffle_seed = testing_seed("shuffle", 7);
-    fixture->settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 3, {256, 512, 768}};
+    fixture->settings.policy =
+        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {256, 512, 768}};
     open_service(fixture);
     *state = fixture;
     return 0;

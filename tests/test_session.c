@@ -97,7 +97,8 @@ static void settings_are_checked(void **state) {
     settings = support_engine_greedy("s", (enum image_recipe)9);
     assert_int_equal(session_create(engine, &settings, &session, &diag), KV_ERR_INVALID);
     settings = support_engine_greedy("s", IMAGE_RECIPE_V3);
-    settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 2, {500, 400}};
+    settings.policy =
+        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 2, .ages = {500, 400}};
     assert_int_equal(session_create(engine, &settings, &session, &diag), KV_ERR_INVALID);
     assert_non_null(strstr(diag.text, "rise"));
     assert_int_equal(used(engine), 0);
@@ -444,7 +445,8 @@ static void random_lives_leak_nothing(void **state) {
         char name[32];
         snprintf(name, sizeof name, "s%u", made++);
         settings.name = name;
-        settings.policy = (struct image_policy){IMAGE_RECIPE_V3, 2, {256, 512}};
+        settings.policy =
+            (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 2, .ages = {256, 512}};
         if (testing_random_below(&random, 2))
             settings.policy.recipe = IMAGE_RECIPE_BF16;
         shelf.hold = testing_random_below(&random, 3) == 0;

@@ -18,7 +18,7 @@
 static void idle_sessions_go_in_their_order(void **state) {
     (void)state;
     const struct snap_tend_settings settings = {.idle_ns = 100};
-    struct snap_tend_view views[] = {{50, 1}, {20, 1}, {10, 0}, {30, 1}};
+    struct snap_tend_view views[] = {{50, 1, 0}, {20, 1, 1}, {10, 0, 0}, {30, 1, 0}};
     struct snap_tend_state at = {.now_ns = 60, .slots_free = 0};
     struct snap_tend_pick pick = snap_tend_choose(&settings, &at, views, 4);
     assert_int_equal(pick.cause, SNAP_TEND_NOBODY);
@@ -47,7 +47,7 @@ static void idle_sessions_go_in_their_order(void **state) {
 static void slots_are_filled_to_the_high_mark(void **state) {
     (void)state;
     const struct snap_tend_settings settings = {.slots_low = 100, .slots_high = 200};
-    const struct snap_tend_view views[] = {{50, 1}, {20, 1}};
+    const struct snap_tend_view views[] = {{50, 1, 0}, {20, 1, 0}};
     struct snap_tend_state at = {.now_ns = 60, .slots_free = 100, .budget_wait_ns = 5};
     int filling = 0;
     static const struct {

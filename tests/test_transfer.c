@@ -35,8 +35,10 @@ static struct engine_model model_of(struct engine *engine) {
     return model;
 }
 
-static const struct image_policy tiered = {IMAGE_RECIPE_V3, 3, {300, 500, 700}};
-static const struct image_policy coarse = {IMAGE_RECIPE_V3, 3, {0, 0, 0}};
+static const struct image_policy tiered = {
+    .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {300, 500, 700}};
+static const struct image_policy coarse = {
+    .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {0, 0, 0}};
 
 static struct session *make_session(struct engine *engine, const char *name,
                                     const struct image_policy *policy, float temperature) {
@@ -140,7 +142,8 @@ static void wake_at(uint32_t tokens, const struct image_policy *policy, int pend
 
 static void woken_equals_never_dropped(void **state) {
     static const uint32_t lengths[] = {1, 63, 64, 65, 200, 319, 320, 575, 576, 600, 1400, 2304};
-    static const struct image_policy bf16 = {IMAGE_RECIPE_BF16, 0, {0}};
+    static const struct image_policy bf16 = {
+        .recipe = IMAGE_RECIPE_BF16, .age_count = 0, .ages = {0}};
 
     (void)state;
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {

@@ -142,7 +142,7 @@ static const struct image_policy *policy_of(const struct image *image) {
 static void count_tiers(const struct image *image, uint32_t tiers_out[16]) {
     memset(tiers_out, 0, 16 * sizeof *tiers_out);
     for (uint32_t i = 0; image->policy_count > 0 && i < image->block_count; i++)
-        tiers_out[image_tier_without(image_tier(policy_of(image), i, image->n_kv),
+        tiers_out[image_tier_without(policy_of(image), image_tier(policy_of(image), i, image->n_kv),
                                      image->absent != NULL ? image->absent[i] : 0) &
                   15]++;
 }
@@ -162,10 +162,8 @@ static void show_json(const struct image *image, cJSON *to) {
     json_text_u64(sampler, "seed", image->sampler.seed);
     if (image->policy_count > 0) {
         const struct image_policy *policy = policy_of(image);
-        json_text(to, "recipe", policy->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16");
-        cJSON *ages = cJSON_AddArrayToObject(to, "ages");
-        for (uint32_t i = 0; i < policy->age_count; i++)
-            cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
+        receipt_print_policy_json(policy, to);
+        receipt_print_history_json(image->policies, image->policy_count, to);
     }
     count_tiers(image, tiers);
     cJSON *tier_blocks = cJSON_AddObjectToObject(to, "tier_blocks");
@@ -249,6 +247,10 @@ static void show_text(const struct snapshot_entry *entry, const struct image *im
             printf("  %s × %" PRIu32, layout_tier_name((enum layout_tier)i), tiers[i]);
     uint64_t mixed_from = image_mixed_from(image->policies, image->policy_count);
     print_retained(entry);
+    printf("\n  recipe        ");
+    receipt_print_policy(policy_of(image), stdout);
+    if (image->policy_count > 1)
+        printf(", %" PRIu32 " changes since", image->policy_count - 1);
     if (mixed_from != 0)
         printf("\n  mixed history from token %" PRIu64 " on: answers saw coarser planes",
                mixed_from);

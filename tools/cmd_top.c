@@ -22,7 +22,7 @@
 #include <termios.h>
 #include <unistd.h>
 
-enum { REFRESH_MS = 2000, BAR = 16, COLUMNS = 80, LINES_USUAL = 24, HEAD_LINES = 7 };
+enum { REFRESH_MS = 2000, BAR = 16, COLUMNS = 80, LINES_USUAL = 24, HEAD_LINES = 8 };
 enum { HOLDER_BYTES = 128, CACHE = 256 };
 
 /* The tier map stands in the image, which a session's head never changes. */
@@ -65,6 +65,12 @@ static int latest_first(const void *a, const void *b) {
     return strcmp(x->head.name, y->head.name);
 }
 
+static enum layout_tier tier_of(const struct image *image, uint32_t block) {
+    const struct image_policy *policy = &image->policies[image->policy_count - 1].policy;
+    return image_tier_without(policy, image_tier(policy, block, image->n_kv),
+                              image->absent != NULL ? image->absent[block] : 0);
+}
+
 static const struct tiers *tiers_of(struct top *top, struct store *store,
                                     const struct snapshot_entry *entry) {
     struct tiers *tiers = &top->cache[entry->snapshot % CACHE];
@@ -75,9 +81,7 @@ static const struct tiers *tiers_of(struct top *top, struct store *store,
     image_init(&image);
     if (restore_image(store, top->cmd->alloc, entry->head.name, &image, NULL) == KV_OK)
         for (uint32_t b = 0; b < image.block_count && image.policy_count > 0; b++)
-            tiers
-                ->blocks[image_tier(&image.policies[image.policy_count - 1].policy, b, image.n_kv) &
-                         15]++;
+            tiers->blocks[tier_of(&image, b)]++;
     image_release(&image, top->cmd->alloc);
     return tiers;
 }
@@ -140,23 +144,23 @@ static void bar_of(const uint64_t *parts, const char *marks, uint64_t whole, cha
     }
 }
 
-/* 8, 6, 3, 2: the bits that tell K8V4, K6V4, K6V3 and K6V2 apart; B other tiers; w the window. */
+/* 8, 6, 3, 2: the bits that tell K8V4, K6V4, K6V3 and K6V2 apart; X for K8V8, c and b for K8V3 and
+ * K8V2 of recipe v2; B for BF16; w the window. */
 static void tier_bar(const struct snapshot_entry *entry, const struct tiers *tiers,
                      char out[BAR + 1]) {
-    uint64_t parts[6] = {tiers->blocks[LAYOUT_K8V4],
-                         tiers->blocks[LAYOUT_K6V4],
-                         tiers->blocks[LAYOUT_K6V3],
-                         tiers->blocks[LAYOUT_K6V2],
-                         0,
-                         0};
-    uint64_t known = parts[0] + parts[1] + parts[2] + parts[3];
-    parts[4] = entry->head.block_count > known ? entry->head.block_count - known : 0;
-    for (int i = 0; i < 5; i++)
+    static const enum layout_tier order[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K8V3,
+                                             LAYOUT_K6V3, LAYOUT_K8V2, LAYOUT_K6V2};
+    enum { ORDERED = sizeof order / sizeof order[0], OTHERS = ORDERED, WINDOW };
+    uint64_t parts[WINDOW + 1] = {0}, known = 0;
+    for (int i = 0; i < ORDERED; i++)
+        known += parts[i] = tiers->blocks[order[i]];
+    parts[OTHERS] = entry->head.block_count > known ? entry->head.block_count - known : 0;
+    for (int i = 0; i <= OTHERS; i++)
         parts[i] *= LAYOUT_BLOCK_TOKENS;
-    parts[5] = entry->head.n_kv > (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
-                   ? entry->head.n_kv - (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
-                   : 0;
-    bar_of(parts, "8632Bw", entry->head.n_kv, out);
+    parts[WINDOW] = entry->head.n_kv > (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
+                        ? entry->head.n_kv - (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
+                        : 0;
+    bar_of(parts, "X86c3b2Bw", entry->head.n_kv, out);
 }
 
 static const char *state_of(const struct snapshot_entry *entry) {
@@ -214,8 +218,9 @@ static void print_head(const struct top *top) {
     printf("writer ");
     print_cut(top->holder[0] != 0 ? top->holder : "none", COLUMNS - 8);
     end_line(top);
-    printf("%zu sessions; tiers 8 K8V4, 6 K6V4, 3 K6V3, 2 K6V2, B others, w window%s", top->count,
-           top->live ? "; q leaves" : "");
+    printf("%zu sessions%s", top->count, top->live ? "; q leaves" : "");
+    end_line(top);
+    printf("tiers  8 K8V4, 6 K6V4, 3 K6V3, 2 K6V2, X K8V8, c K8V3, b K8V2, B BF16, w window");
     end_line(top);
     printf("%8s %10s %4s %-7s %7s  %-*s name", "tokens", "stored", "tags", "state", "used", BAR,
            "tiers");

@@ -85,7 +85,7 @@ static const struct setting settings[] = {
     {"idle-seconds", NULL, KIND_U32, AT(idle_seconds), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
      "a session unused for so long goes to sleep; 0 is never"},
     {"slots-low", NULL, KIND_U32, AT(slots_low_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
-     "with fewer free slots unused sessions go to sleep …"},
+     "with fewer free slots blocks are lowered, unused sessions sleep …"},
     {"slots-high", NULL, KIND_U32, AT(slots_high_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
      "… until so many are free"},
     {"restore", NULL, KIND_CHOICE, AT(eager), 0, 0, CONFIG_ENGINE, 1, "exact|eager",
@@ -96,10 +96,14 @@ static const struct setting settings[] = {
      "memory that keeps sessions that went to sleep; 0 keeps none"},
     {"wake", NULL, KIND_CHOICE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
      "for a turn: stored memory, or prefill the tokens again; says which"},
-    {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|bf16",
+    {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|v2|bf16",
      "how a new session keeps its KV"},
+    {"policy", NULL, KIND_CHOICE, AT(policy.pressure), 0, 0, CONFIG_CREATE, 1, "age|pressure",
+     "what lowers its old blocks: their age, or slots that run short"},
+    {"top", NULL, KIND_CHOICE, AT(policy.top_k8v8), 0, 0, CONFIG_CREATE, 1, "k8v4|k8v8",
+     "tier at which its blocks begin"},
     {"ages", NULL, KIND_AGES, AT(policy), 0, 0, CONFIG_CREATE, 1, "A,B,C|none",
-     "distances in tokens of K6V4, K6V3, K6V2 in a new session"},
+     "distances in tokens of the tiers below the top in a new session"},
     {"temperature", NULL, KIND_F32, AT(sampler.temperature), 0, 0, CONFIG_CREATE, 1, "X",
      "0 always takes the likeliest token"},
     {"top-p", NULL, KIND_F32, AT(sampler.top_p), 0, 0, CONFIG_CREATE, 1, "X",
@@ -218,7 +222,8 @@ static enum kv_err parse_u64(const char *text, const struct setting *setting, ui
 
 static enum kv_err parse_ages(const char *text, struct image_policy *policy, struct kv_diag *diag) {
     const struct setting any = {.least = 1, .most = IMAGE_TOKENS_MAX};
-    struct image_policy parsed = {.recipe = policy->recipe};
+    struct image_policy parsed = {
+        .recipe = policy->recipe, .top_k8v8 = policy->top_k8v8, .pressure = policy->pressure};
     if (strcmp(text, "none") == 0) {
         *policy = parsed;
         return KV_OK;
@@ -227,7 +232,7 @@ static enum kv_err parse_ages(const char *text, struct image_policy *policy, str
         char one[24] = "";
         size_t length = strcspn(text, ",");
         if (length >= sizeof one || parsed.age_count == IMAGE_AGES_MAX)
-            return kv_diag_set(diag, KV_ERR_INVALID, "at most three distances, as 512,1024,1536");
+            return kv_diag_set(diag, KV_ERR_INVALID, "at most four distances, as 512,1024,1536");
         memcpy(one, text, length);
         uint64_t *age = &parsed.ages[parsed.age_count];
         enum kv_err err = parse_u64(one, &any, age, diag);
@@ -276,10 +281,13 @@ static enum kv_err parse_word(const char *text, const struct setting *setting, v
         struct image_policy *policy = field;
         if (strcmp(text, "v3") == 0)
             policy->recipe = IMAGE_RECIPE_V3;
+        else if (strcmp(text, "v2") == 0)
+            policy->recipe = IMAGE_RECIPE_V2;
         else if (strcmp(text, "bf16") == 0)
             policy->recipe = IMAGE_RECIPE_BF16;
         else
-            return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take v3 or bf16", text);
+            return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take v3, v2 or bf16",
+                               text);
         return KV_OK;
     }
     for (int i = 0; i < 3; i++)
@@ -566,19 +574,7 @@ enum kv_err config_load(int argc, char **argv, struct config *config_out, struct
     }
     if (err == KV_OK && config_out->file_err != KV_OK && !explains(config_out))
         err = kv_diag_set(diag, config_out->file_err, "%s", config_out->file_diag.text);
-    if (err == KV_OK && config_out->policy.recipe == IMAGE_RECIPE_BF16) {
-        if (config_given(config_out, "ages"))
-            err = kv_diag_set(diag, KV_ERR_INVALID,
-                              "--ages: recipe bf16 has one tier only; leave "
-                              "--ages out or take --recipe v3");
-        else if (is_in_file(config_out, "ages") && !config_given(config_out, "recipe"))
-            err = kv_diag_set(diag, KV_ERR_INVALID,
-                              "configuration %s/config: recipe bf16 has one tier only, so `ages` "
-                              "means nothing; take one of the two lines out",
-                              config_out->home);
-        config_out->policy = (struct image_policy){.recipe = IMAGE_RECIPE_BF16};
-    }
-    return err;
+    return err == KV_OK ? config_settle_policy(config_out, diag) : err;
 }
 
 int config_given(const struct config *config, const char *flag) {
@@ -619,7 +615,7 @@ static const char *text_of(const struct config *config, const struct setting *se
     case KIND_SIMD:
         return simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO];
     case KIND_RECIPE:
-        return ((const struct image_policy *)field)->recipe == IMAGE_RECIPE_V3 ? "v3" : "bf16";
+        return image_recipe_name(((const struct image_policy *)field)->recipe);
     default:
         return NULL;
     }

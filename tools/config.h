@@ -96,6 +96,8 @@ enum kv_err config_check_flags(const struct config *config, unsigned groups, con
 /* 1 when `flag` (without dashes) came as a flag; as a flag or in the file. */
 int config_given(const struct config *config, const char *flag);
 int config_stated(const struct config *config, const char *flag);
+/* Part of config_load (config_policy.c): recipe, policy, top and ages must fit. INVALID. */
+enum kv_err config_settle_policy(struct config *config, struct kv_diag *diag);
 /* All settings in the file's own form: what is printed can be saved as the file. */
 void config_show(const struct config *config, FILE *out);
 /* Adds "home" and the object "settings": numbers as digits, null where there is none. */

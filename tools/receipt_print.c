@@ -35,17 +35,44 @@ static uint64_t sum(const uint64_t *values) {
     return total;
 }
 
-static const char *recipe_name(enum image_recipe recipe) {
-    return recipe == IMAGE_RECIPE_V3 ? "v3" : recipe == IMAGE_RECIPE_BF16 ? "bf16" : "";
-}
-
-static void add_policy(cJSON *to, const struct image_policy *policy) {
+void receipt_print_policy_json(const struct image_policy *policy, cJSON *to) {
     cJSON *ages = NULL;
-    json_text(to, "recipe", recipe_name(policy->recipe));
-    json_text(to, "policy", "age");
+    json_text(to, "recipe", image_recipe_name(policy->recipe));
+    json_text(to, "policy", policy->pressure ? "pressure" : "age");
+    if (policy->recipe != 0)
+        json_text(to, "top", layout_tier_name(image_top(policy)));
     ages = cJSON_AddArrayToObject(to, "ages");
     for (uint32_t i = 0; i < policy->age_count && i < IMAGE_AGES_MAX; i++)
         cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
+    if (!policy->pressure)
+        return;
+    cJSON *lowered = cJSON_AddArrayToObject(to, "lowered_blocks");
+    for (uint32_t i = 0; i < image_steps(policy); i++)
+        cJSON_AddItemToArray(lowered, cJSON_CreateNumber(policy->ends[i]));
+}
+
+void receipt_print_history_json(const struct image_policy_change *policies, uint32_t count,
+                                cJSON *to) {
+    cJSON *history = cJSON_AddArrayToObject(to, "history");
+    for (uint32_t i = 0; i < count; i++) {
+        cJSON *change = cJSON_CreateObject();
+        add_number(change, "from", policies[i].from_n_kv);
+        receipt_print_policy_json(&policies[i].policy, change);
+        cJSON_AddItemToArray(history, change);
+    }
+}
+
+/* "v3, 512/1024" by age; "v2, pressure, top K8V8, blocks lowered 7/3/0". */
+void receipt_print_policy(const struct image_policy *policy, FILE *out) {
+    fprintf(out, "%s", image_recipe_name(policy->recipe));
+    if (policy->pressure)
+        fprintf(out, ", pressure");
+    if (policy->top_k8v8)
+        fprintf(out, ", top %s", layout_tier_name(image_top(policy)));
+    for (uint32_t i = 0; i < policy->age_count && i < IMAGE_AGES_MAX; i++)
+        fprintf(out, "%s%" PRIu64, i == 0 ? ", " : "/", policy->ages[i]);
+    for (uint32_t i = 0; policy->pressure && i < image_steps(policy); i++)
+        fprintf(out, "%s%" PRIu32, i == 0 ? ", blocks lowered " : "/", policy->ends[i]);
 }
 
 static void add_seen(cJSON *to, const struct receipt *receipt) {
@@ -127,7 +154,8 @@ cJSON *receipt_print_json(const struct receipt *receipt) {
     json_text(to, "architecture", receipt->architecture);
     add_digest(to, "model", &receipt->model);
     add_digest(to, "numerics", &receipt->numerics);
-    add_policy(to, &receipt->policy);
+    receipt_print_policy_json(&receipt->policy, to);
+    receipt_print_history_json(receipt->history, receipt->history_count, to);
     add_number(to, "tokens", receipt->tokens);
     add_number(to, "tokens_reused", receipt->tokens_reused);
     add_number(to, "tokens_prefilled", receipt->tokens_prefilled);
@@ -251,10 +279,13 @@ void receipt_print_table(const struct receipt *receipt, FILE *out) {
     if (receipt->snapshot != 0)
         fprintf(out, "  snapshot             %016" PRIx64 "\n", receipt->snapshot);
     if (receipt->policy.recipe != 0) {
-        fprintf(out, "  recipe, ages         %s", recipe_name(receipt->policy.recipe));
-        for (uint32_t i = 0; i < receipt->policy.age_count && i < IMAGE_AGES_MAX; i++)
-            fprintf(out, "%s%" PRIu64, i == 0 ? ", " : "/", receipt->policy.ages[i]);
+        fprintf(out, "  %-20s ", receipt->policy.pressure ? "recipe, policy" : "recipe, ages");
+        receipt_print_policy(&receipt->policy, out);
         fprintf(out, "\n");
+    }
+    if (receipt->history_count > 1) {
+        fprintf(out, "  tier history         %" PRIu32 " changes, the first at token %" PRIu64 "\n",
+                receipt->history_count - 1, receipt->history[1].from_n_kv);
     }
     fprintf(out, "  tokens               %" PRIu64 ", reused %" PRIu64 ", prefilled %" PRIu64 "\n",
             receipt->tokens, receipt->tokens_reused, receipt->tokens_prefilled);

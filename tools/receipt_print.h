@@ -16,6 +16,12 @@
 
 struct cJSON;
 
+/* How a session keeps its KV: recipe, policy, top, ages or blocks lowered; and since when. */
+void receipt_print_policy_json(const struct image_policy *policy, struct cJSON *to);
+void receipt_print_history_json(const struct image_policy_change *policies, uint32_t count,
+                                struct cJSON *to);
+void receipt_print_policy(const struct image_policy *policy, FILE *out);
+
 /* Owned by the caller (cJSON_Delete); NULL when there is no memory. */
 struct cJSON *receipt_print_json(const struct receipt *receipt);
 void receipt_print_table(const struct receipt *receipt, FILE *out);

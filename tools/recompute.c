@@ -38,8 +38,10 @@ static enum kv_err make(struct recomputing *recomputing, struct kv_diag *diag) {
     struct engine *engine = service_engine(recomputing->service);
     const struct image *image = &recomputing->image;
     struct engine_model model;
-    const struct session_settings settings = {
+    struct session_settings settings = {
         .name = image->name, .policy = *policy_of(image), .sampler = image->sampler};
+    /* What it had given up under pressure is made anew. */
+    memset(settings.policy.ends, 0, sizeof settings.policy.ends);
     engine_model(engine, &model);
     enum kv_err err = image_compatible(&image->model, &model.identity, diag);
     if (err == KV_OK)
@@ -100,7 +102,7 @@ static void fill_receipt(const struct recomputing *recomputing, struct receipt *
     memcpy(receipt->architecture, image->model.architecture, sizeof receipt->architecture);
     receipt->model = image->model.tensors;
     receipt->numerics = image->model.numerics;
-    receipt->policy = info.policy;
+    receipt_history(receipt, info.policies, info.policy_count);
     receipt->tokens = info.n;
     receipt->tokens_prefilled = info.tokens_prefilled;
     receipt->slots = info.slots;

@@ -4,7 +4,8 @@
  * Not responsible for: the engine thread (service_share.c), turns (turn.c), printing.
  *
  * Slots are made free in this order: writes that are under way are waited for, since their blocks
- * then give up unread planes; then idle sessions go to sleep, the least recently used first.
+ * then give up unread planes; then sessions under policy `pressure` take steps of their ladder;
+ * then idle sessions go to sleep, the least recently used first.
  */
 #include "tools/service_inner.h"
 
@@ -35,7 +36,7 @@ void service_settings_usual(struct service_settings *settings_out) {
         .reserve_slots = 64,
         .queue_max = 4096,
         .probes = 2,
-        .policy = {IMAGE_RECIPE_V3, 1, {32768, 0, 0}},
+        .policy = {.recipe = IMAGE_RECIPE_V3, .age_count = 1, .ages = {32768, 0, 0}},
         .sampler = {0.0f, 0.9f, 50, 1},
         .alloc = kv_alloc_system(),
         .clock = kv_clock_system(),
@@ -152,6 +153,10 @@ static struct session *least_recently_used(struct service *service, const struct
         session_info(session, &info);
         if (transfer_durable(session)->pinned || service_is_leased(service, info.name))
             continue;
+#ifndef BREAK_JUST_WOKEN
+        if (info.unrun) /* one that was just woken runs before it makes room for others */
+            continue;
+#endif
 #ifdef BREAK_LEAST_RECENT
         info.last_used_ns = UINT64_MAX - 1 - info.last_used_ns;
 #endif
@@ -190,7 +195,7 @@ static int sleep_one(struct service *service, const struct session *except) {
     return 0;
 }
 
-static int make_some_room(struct service *service, const struct session *except) {
+static int make_some_room(struct service *service, uint32_t slots, const struct session *except) {
     uint32_t before = slots_free(service);
     if (service->snapshot == NULL)
         return 0;
@@ -198,8 +203,8 @@ static int make_some_room(struct service *service, const struct session *except)
     snapshot_drain(service->snapshot);
     engine_apply(service->engine);
     /* A session that planes come behind may sleep when they have come. */
-    return slots_free(service) > before || sleep_one(service, except) ||
-           engine_apply(service->engine);
+    return slots_free(service) > before || engine_relieve(service->engine, slots) > 0 ||
+           sleep_one(service, except) || engine_apply(service->engine);
 }
 
 /* A sleep under way may itself run short of slots: then nobody else goes for it. Others must not
@@ -207,7 +212,6 @@ static int make_some_room(struct service *service, const struct session *except)
 static int on_slots_low(void *context, struct session *for_session, uint32_t slots) {
     struct service *service = context;
     struct session_info info;
-    (void)slots; /* the engine asks again as long as something changes */
     if (for_session != NULL) {
         session_info(for_session, &info);
         const struct service_lease *lease = find_lease(service, info.name);
@@ -215,7 +219,7 @@ static int on_slots_low(void *context, struct session *for_session, uint32_t slo
             return 0;
     }
     service->staying++;
-    int changed = make_some_room(service, for_session);
+    int changed = make_some_room(service, slots, for_session);
     service->staying--;
     return changed;
 }
@@ -262,6 +266,8 @@ static enum kv_err open_engine(struct service *service, const struct service_set
         .simd = settings->simd,
         .threads = settings->threads,
         .sessions_max = settings->sessions_max,
+        .slots_low_percent = settings->slots_low_percent,
+        .slots_high_percent = settings->slots_high_percent,
         .slot_budget_bytes = settings->slot_budget_bytes,
         .reserve_slots = settings->reserve_slots,
         .poison_free_slots = settings->poison_free_slots,
@@ -425,7 +431,7 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
         uint32_t free = now.free > kept ? (uint32_t)(now.free - kept) : 0;
         if (free >= slots)
             return KV_OK;
-        if (!make_some_room(service, except))
+        if (!make_some_room(service, slots + (uint32_t)(kept - now.reserve), except))
             return kv_diag_set(diag, KV_ERR_NO_SLOTS,
                                "%" PRIu32 " slots are needed, %" PRIu32 " of %" PRIu32
                                " are free beside a reserve of %" PRIu32
@@ -521,7 +527,7 @@ int service_refine(struct service *service, struct session *session, struct rece
 
 uint64_t service_tend(struct service *service) {
     /* While nobody types the planes that come behind sessions come one block after the other. */
-    int more = engine_apply(service->engine);
+    int more = engine_balance(service->engine);
     tell_refined(service);
     if (more)
         return 0;

@@ -67,7 +67,8 @@ struct service_settings {
     uint64_t ram_bytes; /* for sessions that went to sleep, 0: none; never beside a writer */
     int fit;            /* wakes that find too few slots stay at the ladder's floor, and say so */
     /* When sessions go to sleep by themselves: unused for idle_ns (0: never), or fewer than low
-     * percent of the slots free, until high percent are. */
+     * percent of the slots free, until high percent are; sessions under policy `pressure` give up
+     * planes first. */
     uint64_t idle_ns;
     uint32_t slots_low_percent, slots_high_percent;
     /* Sees every receipt of a save, a sleep, a wake and what came behind it, and

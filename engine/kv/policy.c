@@ -33,6 +33,11 @@ uint64_t policy_plan(const struct image_policy *policy, uint64_t n_kv) {
     uint64_t slots = LAYOUT_PAGE_SLOTS * (LAYOUT_WINDOW_PAGES_MAX + 1);
     uint64_t blocks = layout_sealed_blocks(n_kv);
 
+    if (policy->pressure)
+        return slots + blocks * layout_tier_slots(image_floor(policy)) +
+               (blocks
+                    ? layout_tier_slots(image_top(policy)) - layout_tier_slots(image_floor(policy))
+                    : 0);
     for (uint64_t block = 0; block < blocks; block++)
         slots += layout_tier_slots(image_tier(policy, block, n_kv));
     return slots;

@@ -36,7 +36,8 @@ struct policy_move {
 /* The move of one block. `move_out->block` is `index`. */
 void policy_block_move(const struct image_policy *policy, uint64_t n_kv, uint32_t index,
                        const struct policy_block *block, struct policy_move *move_out);
-/* Slots of a session of `n_kv` tokens, window and sinks included, nothing waiting. */
+/* Slots of a session of `n_kv` tokens, window and sinks included, nothing waiting; under pressure
+ * the fewest that it can be brought to while one block is sealed at the top. */
 uint64_t policy_plan(const struct image_policy *policy, uint64_t n_kv);
 
 #endif
