@@ -159,7 +159,8 @@ static int above_floor(const struct wake *wake) {
 static enum kv_err let_go_on(struct wake *wake) {
     if (wake->options->tiers != RECEIPT_TIERS_EAGER)
         return session_move(wake->session, SESSION_IDLE);
-    rest_refine_begin(wake->source, wake->session, wake->receipt);
+    if (wake->receipt->coarse_blocks != 0)
+        rest_refine_begin(wake->source, wake->session, wake->receipt);
     session_refine(wake->session);
     return KV_OK;
 }

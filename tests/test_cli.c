@@ -269,6 +269,10 @@ static void bench_restore_refuses_an_empty_store(void **state) {
     assert_true(cli_number(cli, "restore.door_bytes") > 0);
     assert_true(cli_number(cli, "plain_reader_bytes") > 0);
     assert_true(cli_number(cli, "prefill_ns") > 0);
+    assert_true(cli_number(cli, "first_token.eager_bytes") > 0);
+    assert_true(cli_number(cli, "first_token.eager_bytes") <
+                cli_number(cli, "first_token.exact_bytes"));
+    assert_true(cli_number(cli, "first_token.ram_bytes") > 0);
     assert_true(cli_number(cli, "bytes_at_rest_per_token") > 0);
     assert_true(strlen(cli_text(cli, "host.cpu")) > 0);
     cli_call(cli, "bench", "restore", "--tokens", "700", NULL);

@@ -384,6 +384,143 @@ static void opening_survives_every_failed_allocation(void **state) {
     open_service(fixture);
 }
 
+/* --- wakes at less than the tier map */
+
+struct told {
+    struct receipt refined;
+    int count;
+};
+
+static uint64_t on_receipt(void *context, const struct receipt *receipt) {
+    struct told *told = context;
+    if (receipt->operation != RECEIPT_REFINE)
+        return 0;
+    told->refined = *receipt;
+    told->count++;
+    return 0;
+}
+
+/* "a" asleep with blocks at every tier. */
+static void sleep_long(struct fixture *fixture, const char *name) {
+    struct receipt receipt;
+    struct session *session = session_of(fixture, name, 1, SERVICE_NEW);
+    feed_document(fixture, session, 1900);
+    say(fixture, session, "and?", 3, NULL);
+    assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag), KV_OK);
+}
+
+static void an_eager_turn_is_told_of_twice(void **state) {
+    struct fixture *fixture = *state;
+    struct told told = {.count = 0};
+    struct session_info info;
+    struct receipt saved;
+    sleep_long(fixture, "a");
+    service_close(fixture->service);
+    fixture->settings.eager = 1;
+    fixture->settings.receipt = on_receipt;
+    fixture->settings.receipt_context = &told;
+    open_service(fixture);
+    struct session *session = session_of(fixture, "a", 0, SERVICE_WOKEN);
+    session_info(session, &info);
+    assert_int_equal(info.state, SESSION_PARTIAL);
+    uint64_t from = info.n_kv;
+    saved = say(fixture, session, "go on", 3, NULL);
+    assert_int_equal(told.count, 1);
+    assert_int_equal(told.refined.err, KV_OK);
+    assert_int_equal(saved.mixed_from, from);
+    assert_true(saved.seen_count >= 1);
+    assert_int_equal(saved.seen[0].coarsest, LAYOUT_K6V2);
+    assert_int_equal(saved.coarse_blocks, 0);
+    session_info(session, &info);
+    assert_int_equal(info.state, SESSION_IDLE);
+    /* Nobody types: it comes all the same. */
+    assert_int_equal(service_sleep(fixture->service, session, &saved, &fixture->diag), KV_OK);
+    session = session_of(fixture, "a", 0, SERVICE_WOKEN);
+    for (int i = 0; session_promoting(session); i++) {
+        assert_true(i < 100);
+        (void)service_tend(fixture->service);
+    }
+    (void)service_tend(fixture->service);
+    assert_int_equal(told.count, 2);
+    assert_int_equal(service_refine(fixture->service, session, &saved), 0);
+}
+
+/* Slots for so many beside the reserve. */
+static void open_with_slots(struct fixture *fixture, uint32_t slots) {
+    struct engine_slots now;
+    engine_slots(service_engine(fixture->service), &now);
+    service_close(fixture->service);
+    slots += fixture->settings.reserve_slots;
+    fixture->settings.slot_budget_bytes =
+        (slots + 7) / 8 * (8 * now.slot_bytes + now.meta_frame_bytes);
+    open_service(fixture);
+}
+
+static void too_few_slots_are_enough_for_the_floor(void **state) {
+    struct fixture *fixture = *state;
+    struct restore_plan plan;
+    struct session *session = NULL;
+    struct session_info info;
+    struct receipt receipt;
+    sleep_long(fixture, "a");
+    assert_int_equal(restore_plan(service_source(fixture->service), "a", 0, &plan, &fixture->diag),
+                     KV_OK);
+    /* Another session, which may not sleep, takes so much that the floor just fits. */
+    open_with_slots(fixture, 72 + plan.floor_slots);
+    struct session *other = session_of(fixture, "b", 1, SERVICE_NEW);
+    transfer_durable(other)->pinned = 1;
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_ERR_NO_SLOTS);
+    service_close(fixture->service);
+    fixture->settings.fit = 1;
+    open_service(fixture);
+    other = session_of(fixture, "b", 1, SERVICE_NEW);
+    transfer_durable(other)->pinned = 1;
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_OK);
+    assert_int_equal(receipt.tiers, RECEIPT_TIERS_FLOOR);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    assert_true(receipt.fingerprint_floor);
+    receipt = say(fixture, session, "go on", 2, NULL);
+    assert_int_equal(receipt.coarse_blocks, plan.blocks - plan.tier_blocks[LAYOUT_K6V2]);
+    assert_int_equal(receipt.mixed_from, plan.n_kv);
+    /* With the other one gone there are slots for all: the next turn takes them. */
+    session_drop(other);
+    receipt = say(fixture, session, "go on", 2, NULL);
+    assert_int_equal(receipt.coarse_blocks, 0);
+    session_info(session, &info);
+    assert_false(info.held_at_floor);
+    assert_int_equal(receipt.mixed_from, plan.n_kv);
+    assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag), KV_OK);
+    /* Where everything fits a wake is exact. */
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_OK);
+    assert_int_equal(receipt.tiers, RECEIPT_TIERS_EXACT);
+    assert_false(receipt.fingerprint_floor);
+}
+
+static void a_session_kept_in_memory_wakes_without_the_disk(void **state) {
+    struct fixture *fixture = *state;
+    struct store_read_stats stats;
+    struct session *session = NULL;
+    struct receipt receipt;
+    service_close(fixture->service);
+    fixture->settings.ram_bytes = 8 << 20;
+    open_service(fixture);
+    sleep_long(fixture, "a");
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_OK);
+    assert_int_equal(receipt.door_bytes, 0);
+    assert_true(receipt.ram_bytes > 0);
+    service_close(fixture->service);
+    open_service(fixture);
+    assert_int_equal(service_prefetch(fixture->service, "a", &stats, &fixture->diag), KV_OK);
+    assert_true(stats.read_bytes > 0);
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_OK);
+    assert_int_equal(receipt.door_bytes, 0);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
 
 TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner),
@@ -393,4 +530,6 @@ TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner
              TEST(sleep_does_not_change_an_answer), TEST(one_without_tokens_sleeps_without_a_trace),
              TEST(a_save_that_fails_leaves_the_session_whole),
              TEST(reading_only_wakes_but_never_writes),
-             TEST(opening_survives_every_failed_allocation))
+             TEST(opening_survives_every_failed_allocation), TEST(an_eager_turn_is_told_of_twice),
+             TEST(too_few_slots_are_enough_for_the_floor),
+             TEST(a_session_kept_in_memory_wakes_without_the_disk))

@@ -22,6 +22,17 @@ void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t 
 /* --tokens, or `usual` when it was not given. */
 uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual);
 
+/* From asking for session cmd->session_name to its first token, medians; the bytes that a wake read
+ * of the disk, of `memory` those that were brought there before. The service has a RAM tier with
+ * room for it. PROOF: it was not what it should be. */
+struct cmd_bench_first {
+    uint64_t exact_ns, eager_ns, memory_ns;
+    uint64_t exact_bytes, eager_bytes, memory_bytes;
+};
+enum kv_err cmd_bench_first(struct cmd *cmd, struct service *service,
+                            struct cmd_bench_first *first_out, struct kv_diag *diag);
+void cmd_bench_first_tell(struct cmd *cmd, const struct cmd_bench_first *first);
+
 enum kv_err cmd_bench_attention(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_model(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag);

@@ -49,6 +49,7 @@ struct measured {
     uint64_t plain_bytes, prefill_ns;
     int plain_direct;
     uint64_t at_rest_bytes;
+    struct cmd_bench_first first;
 };
 
 static void on_prefilled(void *context, uint64_t done, uint64_t all) {
@@ -418,18 +419,33 @@ static void tell_text(const struct measured *measured) {
            CMD_BENCH_PEER_Q4_BYTES);
 }
 
+/* Whatever the settings say of wakes: it measures each kind. */
+static enum kv_err open_measured(struct cmd *cmd, struct config *config, struct cmd *own,
+                                 struct service **service_out, struct kv_diag *diag) {
+    if (config == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for settings");
+    config->eager = config->fit = 0;
+    config->ram_bytes = (uint64_t)1 << 40; /* taken as it is needed: for one session */
+    *own = *cmd;
+    own->config = config;
+    return cmd_open_service(own, 1, service_out, diag);
+}
+
 enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     char name[64];
     struct snapshot_entry entry;
     struct measured measured;
+    struct cmd own;
+    struct config *config = NULL;
     memset(&measured, 0, sizeof measured);
     measured.cmd = cmd;
     snprintf(name, sizeof name, "bench-%" PRIu64, cmd_bench_tokens(cmd, USUAL_TOKENS));
     cmd->session_name = name;
     if (cmd->config->build)
         KV_TRY(build(cmd, diag));
-    KV_TRY(cmd_open_service(cmd, 1, &measured.service, diag));
+    config = kv_alloc_copy(cmd->alloc, cmd->config, sizeof *config);
+    KV_TRY(open_measured(cmd, config, &own, &measured.service, diag));
     err = snapshot_find(service_store(measured.service), cmd->alloc, name, &entry, diag);
     if (err == KV_ERR_NOT_FOUND)
         kv_diag_set(diag, err,
@@ -443,14 +459,17 @@ enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(find_places(&measured, &entry, diag));
     merge_places(&measured);
     KV_TRY(measure_pairs(&measured, diag));
+    KV_TRY(cmd_bench_first(cmd, measured.service, &measured.first, diag));
     KV_TRY(prefill(&measured, diag));
     cmd_bench_host(cmd);
     if (cmd->result != NULL)
         tell_json(&measured);
     else
         tell_text(&measured);
+    cmd_bench_first_tell(cmd, &measured.first);
 done:
     cmd_close_service(cmd, measured.service);
+    kv_alloc_release(cmd->alloc, config);
     kv_alloc_release(cmd->alloc, measured.ids);
     kv_alloc_release(cmd->alloc, measured.places);
     cmd->session_name = NULL;

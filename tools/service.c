@@ -330,6 +330,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->leases_end = &service->leases;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
     KV_TRY(open_store(service, settings, diag));
+    KV_TRY(store_ram_open(service->store, settings->ram_bytes, diag));
     KV_TRY(open_engine(service, settings, diag));
     KV_TRY(
         hearing_init(&service->hearing, service->engine, settings->alloc, settings->sessions_max));
@@ -347,7 +348,6 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                              .probes = settings->probes,
                                              .leaving = on_leaving,
                                              .leaving_context = service};
-        KV_TRY(store_ram_open(service->store, settings->ram_bytes, diag));
         KV_TRY(snapshot_open(&snapshot, &service->snapshot, diag));
         KV_TRY(open_tend(service, settings, diag));
         snapshot_write_budget(service->snapshot, settings->write_second_bytes,

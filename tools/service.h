@@ -64,7 +64,7 @@ struct service_settings {
     uint32_t queue_max; /* blocks and saves waiting for the writer */
     uint32_t probes;    /* chosen before sleep, asked at a wake; 0: none */
     int eager;          /* wakes answer at the ladder's floor, the rest comes behind */
-    uint64_t ram_bytes; /* for sessions that went to sleep, 0: none; never beside a writer */
+    uint64_t ram_bytes; /* for sessions that went to sleep, 0: none */
     int fit;            /* wakes that find too few slots stay at the ladder's floor, and say so */
     /* When sessions go to sleep by themselves: unused for idle_ns (0: never), or fewer than low
      * percent of the slots free, until high percent are; sessions under policy `pressure` give up

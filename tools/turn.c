@@ -113,8 +113,10 @@ static enum kv_err admit(struct service *service, struct session *session, uint6
     if (longest > model.context_tokens)
         longest = model.context_tokens;
     uint32_t need = engine_plan_slots(service_engine(service), &info.policy, longest);
-    if (info.held_at_floor)
+    if (info.held_at_floor) {
         need = need_at_floor(service, session, &info, need);
+        session_info(session, &info); /* it may have taken its planes' slots */
+    }
     *slots_out = need;
     return need > info.slots ? service_make_room(service, need - info.slots, session, diag) : KV_OK;
 }
