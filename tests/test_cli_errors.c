@@ -4,6 +4,7 @@
  * for every kind of bad input.
  * Not responsible for: the commands when all is well (test_cli.c).
  */
+#include "store/base/bytes.h"
 #include "store/store.h"
 #include "tests/support_cli.h"
 #include "tests/support_tiny_model.h"
@@ -332,6 +333,63 @@ static void unsupported_models_are_refused_by_name(void **state) {
     assert_model_refused(cli, 3, "template");
     write_odd_model(cli, usual.architecture, usual.pre, NULL);
     assert_model_refused(cli, 3, "template");
+}
+
+/* A LoRA file as converters write it: no tokenizer, tensors named after those that they change. */
+static size_t make_adapter(uint8_t *bytes, size_t room, const char *type, float alpha) {
+    struct kv_writer writer;
+    static const char tensor[] = "blk.0.attn_q.weight.lora_a";
+    const char *texts[][2] = {
+        {"general.architecture", "llama"}, {"adapter.type", "lora"}, {"general.type", type}};
+    uint32_t count = type != NULL ? 3 : 2;
+    kv_writer_init(&writer, bytes, room);
+    kv_write_bytes(&writer, "GGUF", 4);
+    kv_write_u32(&writer, 3);
+    kv_write_u64(&writer, 1);
+    kv_write_u64(&writer, count + 1);
+    for (uint32_t i = 0; i < count; i++)
+        for (int k = 0; k < 2; k++) {
+            if (k == 1)
+                kv_write_u32(&writer, GGUF_KIND_STRING);
+            kv_write_u64(&writer, strlen(texts[i][k]));
+            kv_write_bytes(&writer, texts[i][k], strlen(texts[i][k]));
+        }
+    kv_write_u64(&writer, strlen("adapter.lora.alpha"));
+    kv_write_bytes(&writer, "adapter.lora.alpha", strlen("adapter.lora.alpha"));
+    kv_write_u32(&writer, GGUF_KIND_F32);
+    kv_write_f32(&writer, alpha);
+    kv_write_u64(&writer, strlen(tensor));
+    kv_write_bytes(&writer, tensor, strlen(tensor));
+    kv_write_u32(&writer, 2);
+    kv_write_u64(&writer, 8);
+    kv_write_u64(&writer, 4);
+    kv_write_u32(&writer, GGUF_TYPE_F32);
+    kv_write_u64(&writer, 0);
+    memset(bytes + writer.off, 0, 32 + 128);
+    return kv_round_up(writer.off, 32) + 128;
+}
+
+/* CASE-15: adapters are not supported, so no session is ever made or woken with one: refused by
+ * name, whichever it is, and the session of the bare model stays. Another revision is other
+ * weights: the next test. */
+static void adapters_are_refused_by_name(void **state) {
+    struct cli *cli = *state;
+    uint8_t bytes[1024];
+    static const char *const types[] = {"adapter", NULL};
+    say_hello(cli, "a");
+    for (int i = 0; i < 4; i++) {
+        size_t size = make_adapter(bytes, sizeof bytes, types[i % 2], i < 2 ? 16.0f : 32.0f);
+        write_file(cli->model, bytes, size);
+        assert_model_refused(cli, 3, "adapter");
+        cli_call(cli, "restore", "a", NULL);
+        cli_refused(cli, 3, "merge it into its base model");
+        cli_call(cli, "run", "fresh", "-p", "x", NULL);
+        cli_refused(cli, 3, "adapter");
+    }
+    cli_write_model(cli, 1, 8192);
+    assert_still_there(cli, "a");
+    cli_call(cli, "show", "fresh", NULL);
+    assert_int_equal(cli->code, 2);
 }
 
 /* CASE-14: other weights of the same shape, also under the same path, size and time. */
@@ -693,16 +751,19 @@ static void closed_standard_descriptors_reach_no_file(void **state) {
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
-TESTING_MAIN(
-    TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
-    TEST(bad_names_are_refused_before_anything_is_opened),
-    TEST(names_in_any_script_come_back_byte_for_byte), TEST(a_planted_link_is_not_followed),
-    TEST(a_planted_pipe_is_refused), TEST(a_folder_in_the_place_of_a_segment_is_no_file),
-    TEST(a_lost_format_is_told_to_readers_and_writers), TEST(bad_model_files_are_named),
-    TEST(unsupported_models_are_refused_by_name), TEST(another_models_session_is_refused_and_kept),
-    TEST(what_does_not_fit_changes_nothing), TEST(a_flipped_byte_is_found_and_hurts_one_session),
-    TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
-    TEST(a_rebuild_that_lost_something_says_so), TEST(a_newer_store_is_refused),
-    TEST(a_held_store_refuses_writers_only), TEST(a_save_that_cannot_be_written_says_so),
-    TEST(a_full_disk_keeps_what_was_saved), TEST(a_read_only_disk_can_still_be_read),
-    TEST(a_failure_in_a_pipe_ends_the_chat), TEST(closed_standard_descriptors_reach_no_file))
+TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
+             TEST(bad_names_are_refused_before_anything_is_opened),
+             TEST(names_in_any_script_come_back_byte_for_byte),
+             TEST(a_planted_link_is_not_followed), TEST(a_planted_pipe_is_refused),
+             TEST(a_folder_in_the_place_of_a_segment_is_no_file),
+             TEST(a_lost_format_is_told_to_readers_and_writers), TEST(bad_model_files_are_named),
+             TEST(unsupported_models_are_refused_by_name), TEST(adapters_are_refused_by_name),
+             TEST(another_models_session_is_refused_and_kept),
+             TEST(what_does_not_fit_changes_nothing),
+             TEST(a_flipped_byte_is_found_and_hurts_one_session),
+             TEST(a_segment_that_was_cut_is_named), TEST(a_lost_index_is_rebuilt),
+             TEST(a_rebuild_that_lost_something_says_so), TEST(a_newer_store_is_refused),
+             TEST(a_held_store_refuses_writers_only), TEST(a_save_that_cannot_be_written_says_so),
+             TEST(a_full_disk_keeps_what_was_saved), TEST(a_read_only_disk_can_still_be_read),
+             TEST(a_failure_in_a_pipe_ends_the_chat),
+             TEST(closed_standard_descriptors_reach_no_file))

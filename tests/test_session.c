@@ -173,7 +173,8 @@ static void feeding_is_checked(void **state) {
     engine_close(engine);
 }
 
-/* Generation stops where the context ends, with the last token pending. */
+/* Generation stops where the context ends, with the last token pending. CASE-35: more is refused;
+ * no token moves to another position to make room, so what the session knows stays as it is. */
 static void the_context_ends(void **state) {
     struct support_engine_options options = support_engine_default();
     static uint32_t ids[8192];
@@ -198,7 +199,16 @@ static void the_context_ends(void **state) {
     assert_true(done == ENGINE_DONE_CONTEXT || done == ENGINE_DONE_STOP);
     if (done == ENGINE_DONE_CONTEXT)
         assert_int_equal(info.n, 8192);
+    struct image_fingerprint before, after;
+    assert_int_equal(session_fingerprint(session, 0, &before, &diag), KV_OK);
     assert_int_equal(session_feed(session, ids, 100, IMAGE_USER, &diag), KV_ERR_LIMIT);
+    assert_int_equal(session_generate(session, 1, &diag), KV_ERR_LIMIT);
+    uint64_t n = info.n;
+    session_info(session, &info);
+    assert_int_equal(info.n, n);
+    assert_memory_equal(info.ids, ids, 8190 * sizeof *ids);
+    assert_int_equal(session_fingerprint(session, 0, &after, &diag), KV_OK);
+    assert_memory_equal(&before.logits, &after.logits, sizeof before.logits);
     engine_close(engine);
 }
 
