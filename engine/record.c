@@ -373,6 +373,9 @@ enum kv_err record_path_next(struct record_path *path, record_get get, void *con
 enum kv_err record_check_tag(const char *tag, struct kv_diag *diag) {
     size_t size = strlen(tag);
     struct kv_diag own = {""};
+    if (size == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the tag is empty: give it 1 to %d bytes",
+                           RECORD_TAG_BYTES_MAX);
     if (size > RECORD_TAG_BYTES_MAX)
         return kv_diag_set(diag, KV_ERR_INVALID, "the tag has %zu bytes: use at most %d", size,
                            RECORD_TAG_BYTES_MAX);

@@ -72,6 +72,31 @@ static int count_snapshot(void *context, uint64_t snapshot, const struct record_
     return 1;
 }
 
+struct looking {
+    struct store *store;
+    uint64_t lineage;
+    int found;
+};
+
+static int look_for_lineage(void *context, uint64_t snapshot,
+                            const struct record_snapshot *record) {
+    struct looking *looking = context;
+    struct record_path path = {.next = record->lineage, .first = record->block_count};
+    (void)snapshot;
+    looking->found = record->lineage == looking->lineage;
+    while (!looking->found && path.first > 0 &&
+           record_path_next(&path, snap_path_get, looking->store, NULL) == KV_OK)
+        looking->found = path.lineage == looking->lineage;
+    return !looking->found;
+}
+
+/* Whether a session of that name has a snapshot on the lineage: another session may have got the
+ * name since. */
+static int has_lineage(struct store *store, const char *name, uint64_t lineage) {
+    struct looking looking = {store, lineage, 0};
+    return snap_tree_walk(store, name, look_for_lineage, &looking, NULL) == KV_OK && looking.found;
+}
+
 /* Going back and forth inside one session is no descent: the first other name counts. */
 static void find_parent(struct store *store, struct snapshot_entry *entry) {
     uint64_t lineage = entry->head.lineage;
@@ -79,6 +104,7 @@ static void find_parent(struct store *store, struct snapshot_entry *entry) {
     if (snap_path_get(store, lineage, &record, NULL) != KV_OK)
         return;
     for (uint64_t cut = UINT64_MAX; record.parent != 0 && record.cut < cut;) {
+        uint64_t parent = record.parent;
         cut = record.cut;
         if (snap_path_get(store, record.parent, &record, NULL) != KV_OK)
             return;
@@ -86,6 +112,7 @@ static void find_parent(struct store *store, struct snapshot_entry *entry) {
             continue;
         memcpy(entry->parent, record.name, sizeof entry->parent);
         entry->cut = cut;
+        entry->parent_removed = !has_lineage(store, record.name, parent);
         return;
     }
 }

@@ -338,18 +338,29 @@ static int add_id(void *context, uint64_t snapshot, const struct record_snapshot
     return !ids->failed;
 }
 
-static enum kv_err rename_lineage(struct change *change, uint64_t lineage, const char *new_name) {
-    struct record_lineage record;
-    enum kv_err err = snap_path_get(change->tree->store, lineage, &record, change->diag);
-    if (err != KV_OK)
-        return err;
-    memset(record.name, 0, sizeof record.name);
-    memcpy(record.name, new_name, strlen(new_name));
-    return put_lineage(change, lineage, &record);
+/* The lineage and those of the same session that it was cut from, which snapshots may have left. */
+static enum kv_err rename_lineages(struct change *change, uint64_t lineage, const char *name,
+                                   const char *new_name) {
+    uint64_t cut = UINT64_MAX;
+    for (;;) {
+        struct record_lineage record;
+        enum kv_err err = snap_path_get(change->tree->store, lineage, &record, change->diag);
+        if (err != KV_OK)
+            return err;
+        if (cut != UINT64_MAX && strcmp(record.name, name) != 0)
+            return KV_OK;
+        memset(record.name, 0, sizeof record.name);
+        memcpy(record.name, new_name, strlen(new_name));
+        err = put_lineage(change, lineage, &record);
+        if (err != KV_OK || record.parent == 0 || record.cut >= cut)
+            return err;
+        lineage = record.parent;
+        cut = record.cut;
+    }
 }
 
 /* Images hold the name, so each is written again; what refers to an older root follows. */
-static enum kv_err rename_snapshots(struct change *change, const struct ids *ids,
+static enum kv_err rename_snapshots(struct change *change, const struct ids *ids, const char *name,
                                     const char *new_name) {
     struct kv_digest root_before = {{0}}, root_after = {{0}};
     enum kv_err err = KV_OK;
@@ -371,7 +382,7 @@ static enum kv_err rename_snapshots(struct change *change, const struct ids *ids
         if (err == KV_OK)
             err = snap_image_put(change->gc.batch, snapshot, &image, change->diag);
         if (err == KV_OK)
-            err = rename_lineage(change, image.record.lineage, new_name);
+            err = rename_lineages(change, image.record.lineage, name, new_name);
         snap_image_release(&image, change->tree->alloc);
     }
     return err;
@@ -391,7 +402,7 @@ enum kv_err snap_tree_rename(const struct snap_tree *tree, const char *name, con
     if (ids.failed)
         KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the snapshots of %s", name));
     KV_TRY(begin(&change, 0));
-    err = rename_snapshots(&change, &ids, new_name);
+    err = rename_snapshots(&change, &ids, name, new_name);
     if (err == KV_OK)
         err = put_name(&change, new_name, &head);
     if (err == KV_OK)

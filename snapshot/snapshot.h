@@ -120,8 +120,9 @@ struct snapshot_entry {
     int pinned;
     uint8_t owner[IMAGE_OWNER_BYTES];      /* zeros: the operator */
     uint64_t used_ns;                      /* when its head last moved */
-    char parent[IMAGE_NAME_BYTES_MAX + 1]; /* whose lineage it was cut from, as that was called
-                                              then; "" when from nobody else's */
+    char parent[IMAGE_NAME_BYTES_MAX + 1]; /* whose lineage it was cut from; "" when from nobody
+                                              else's */
+    int parent_removed;                    /* no session has a snapshot on it any more */
     uint64_t cut;                          /* the block at which its own ones begin */
 };
 typedef int (*snapshot_each)(void *context, const struct snapshot_entry *entry); /* 0 stops */

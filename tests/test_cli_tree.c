@@ -87,6 +87,10 @@ static void forks_live_on_their_own(void **state) {
     cli_refused(cli, 2, "nobody");
     cli_call(cli, "fork", "trip", "a/b", NULL);
     cli_refused(cli, 1, "'/'");
+    cli_call(cli, "fork", "trip@", "x", NULL);
+    cli_refused(cli, 1, "the tag is empty");
+    cli_call(cli, "snapshot", "trip", "--tag", "", NULL);
+    cli_refused(cli, 1, "the tag is empty");
     assert_true(tokens_of(cli, "older") < tokens_of(cli, "copy"));
     assert_true(tokens_of(cli, "copy") == tokens_of(cli, "trip"));
     cli_call(cli, "rm", "trip", "--purge", "--json", NULL);

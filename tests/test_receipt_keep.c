@@ -94,7 +94,19 @@ static void receipts_are_shown(void **state) {
     cli_refused(cli, 1, "16 hex digits");
     cli_call(cli, "receipt", "1", NULL);
     cli_refused(cli, 2, "none is kept");
-    cli_call(cli, "rm", "trip", "--purge", NULL);
+    /* They follow their session to another name, and go with it. */
+    cli_call(cli, "rename", "trip", "oslo", NULL);
+    cli_good(cli);
+    cli_call(cli, "receipt", "--json", NULL);
+    assert_string_equal(cli_text(cli, "receipts.0.name"), "oslo");
+    assert_string_equal(cli_text(cli, "receipts.1.name"), "oslo");
+    cli_call(cli, "rename", "oslo", "rome", NULL);
+    cli_call(cli, "receipt", id, "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "receipt.name"), "rome");
+    assert_string_equal(cli_text(cli, "receipt.former_name"), "trip");
+    assert_true(cli_number(cli, "receipt.tokens_reused") == read);
+    cli_call(cli, "rm", "rome", "--purge", NULL);
     cli_good(cli);
     cli_call(cli, "receipt", NULL);
     cli_good(cli);

@@ -507,6 +507,52 @@ static void renamed_sessions_are_themselves(void **state) {
     life_close(&f.life);
 }
 
+static void descends(struct fixture *f, const char *name, const char *parent, int removed) {
+    struct snapshot_entry entry;
+    struct kv_diag diag = {""};
+    assert_int_equal(snapshot_find(f->life.store, kv_alloc_system(), name, &entry, &diag), KV_OK);
+    assert_string_equal(entry.parent, parent);
+    assert_int_equal(entry.parent_removed, removed);
+}
+
+/* The parent is called what it is called now, and said to be gone when it is, also after another
+ * session has got its name. */
+static void descent_follows_names(void **state) {
+    (void)state;
+    struct fixture f;
+    struct kv_diag diag = {""};
+    char kept[RECORD_TAG_BYTES_MAX + 1];
+    begin(&f);
+    struct session *session = life_session(&f.life, "a", IMAGE_RECIPE_V3);
+    life_say(session, 1, 800, 2, NULL);
+    save_tag(&f, session, "t");
+    life_say(session, 2, 800, 2, NULL);
+    life_sleep(&f.life, session);
+    fork_of(&f, "a", NULL, "child");
+    fork_of(&f, "child", NULL, "grandchild");
+    descends(&f, "child", "a", 0);
+    /* Its head goes back and the one before is given up: the lineage that the child reads has no
+     * snapshot of its own any more. */
+    const struct snap_tree_place tag = {"a", "t"}, before = {"a", kept};
+    assert_int_equal(snap_tree_revert(&f.tree, &tag, kept, &diag), KV_OK);
+    descends(&f, "child", "a", 0);
+    assert_int_equal(snap_tree_rename(&f.tree, "a", "b", &diag), KV_OK);
+    descends(&f, "child", "b", 0);
+    assert_int_equal(snap_tree_rename(&f.tree, "b", "a", &diag), KV_OK);
+    assert_int_equal(snap_tree_untag(&f.tree, &before, &diag), KV_OK);
+    all_is_well(&f);
+    assert_int_equal(snap_tree_rename(&f.tree, "a", "b", &diag), KV_OK);
+    descends(&f, "child", "b", 0);
+    remove_session(&f, "b");
+    descends(&f, "child", "b", 1);
+    session = life_session(&f.life, "b", IMAGE_RECIPE_V3);
+    life_say(session, 3, 800, 2, NULL);
+    life_sleep(&f.life, session);
+    descends(&f, "child", "b", 1);
+    all_is_well(&f);
+    life_close(&f.life);
+}
+
 static void pinned_sessions_stay(void **state) {
     (void)state;
     struct fixture f;
@@ -612,5 +658,5 @@ TESTING_MAIN(cmocka_unit_test(going_back_forgets_answers),
              cmocka_unit_test(back_into_sealed_text_prefills_a_window),
              cmocka_unit_test(rewinding_is_refused_where_text_would_be_lost),
              cmocka_unit_test(renamed_sessions_are_themselves),
-             cmocka_unit_test(pinned_sessions_stay),
+             cmocka_unit_test(descent_follows_names), cmocka_unit_test(pinned_sessions_stay),
              cmocka_unit_test(names_with_at_signs_are_names))

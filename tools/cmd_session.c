@@ -46,6 +46,7 @@ cJSON *cmd_entry_json(const struct snapshot_entry *entry) {
     if (entry->parent[0] != 0) {
         json_text(item, "parent", entry->parent);
         cJSON_AddNumberToObject(item, "parent_blocks", (double)entry->cut);
+        cJSON_AddBoolToObject(item, "parent_removed", entry->parent_removed);
     }
     if (entry->head.tag[0] != 0)
         json_text(item, "tag", entry->head.tag);
@@ -95,7 +96,7 @@ static int on_entry(void *context, const struct snapshot_entry *entry) {
         if (entry->parent[0] != 0) {
             printf("  (from ");
             text_print_clean(stdout, entry->parent, strlen(entry->parent));
-            printf(")");
+            printf(entry->parent_removed ? ", removed)" : ")");
         }
         print_retained(entry);
         printf("\n");
@@ -216,7 +217,7 @@ static void show_descent(const struct snapshot_entry *entry) {
     if (entry->parent[0] != 0) {
         printf("  forked from   ");
         text_print_clean(stdout, entry->parent, strlen(entry->parent));
-        printf(", %" PRIu64 " blocks\n", entry->cut);
+        printf("%s, %" PRIu64 " blocks\n", entry->parent_removed ? " (removed)" : "", entry->cut);
     }
     if (entry->shared_bytes != 0)
         printf("  shared        %s\n", text_size(entry->shared_bytes, size));

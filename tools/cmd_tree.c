@@ -65,6 +65,7 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     struct store *store = NULL;
     struct snapshot_entry entry;
+    char dir[CONFIG_PATH_BYTES + 16];
     const char *new_name = cmd_word(cmd, 1);
     KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(session_check_name(new_name, diag));
@@ -72,6 +73,8 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(cmd_find(cmd, store, &entry, diag));
     const struct snap_tree tree = tree_of(cmd, store);
     KV_TRY(snap_tree_rename(&tree, cmd->session_name, new_name, diag));
+    const struct receipt_keep keep = cmd_receipts(cmd, dir);
+    receipt_keep_rename(&keep, cmd->session_name, new_name);
     KV_TRY(snapshot_find(store, cmd->alloc, new_name, &entry, diag));
     if (cmd->result != NULL) {
         cJSON_AddItemToObject(cmd->result, "renamed", cmd_entry_json(&entry));

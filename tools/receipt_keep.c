@@ -165,7 +165,11 @@ enum kv_err receipt_keep_read(const struct receipt_keep *keep, uint64_t id,
     return KV_OK;
 }
 
-void receipt_keep_forget(const struct receipt_keep *keep, const char *name) {
+/* Every kept receipt of a session, with its file's name. */
+typedef void (*each_of)(int folder, const char *file, cJSON *document, const char *argument);
+
+static void each_of_session(const struct receipt_keep *keep, const char *name, each_of each,
+                            const char *argument) {
     uint64_t *ids = kv_alloc_zeroed(keep->alloc, RECEIPT_KEEP_MAX, sizeof *ids);
     uint32_t count = 0;
     int folder = open_dir(keep);
@@ -179,10 +183,43 @@ void receipt_keep_forget(const struct receipt_keep *keep, const char *name) {
             continue;
         const cJSON *of = cJSON_GetObjectItem(document, "name");
         if (cJSON_IsString(of) && strcmp(of->valuestring, name) == 0)
-            (void)unlinkat(folder, file, 0);
+            each(folder, file, document, argument);
         cJSON_Delete(document);
     }
     if (folder >= 0)
         close(folder);
     kv_alloc_release(keep->alloc, ids);
+}
+
+/* Beside the old one first, so that a receipt is there whole at any time. */
+static void rename_one(int folder, const char *file, cJSON *document, const char *to) {
+    static const char beside[] = "renamed";
+    const char *from = cJSON_GetObjectItem(document, "name")->valuestring;
+    if (!cJSON_HasObjectItem(document, "former_name"))
+        json_text(document, "former_name", from);
+    cJSON_DeleteItemFromObject(document, "name");
+    json_text(document, "name", to);
+    char *text = cJSON_PrintUnformatted(document);
+    int out = text == NULL ? -1
+                           : openat(folder, beside,
+                                    O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int whole = out >= 0 && write_all(out, text);
+    whole = (out < 0 || close(out) == 0) && whole;
+    if (!whole || renameat(folder, beside, folder, file) != 0)
+        (void)unlinkat(folder, beside, 0);
+    cJSON_free(text);
+}
+
+void receipt_keep_rename(const struct receipt_keep *keep, const char *from, const char *to) {
+    each_of_session(keep, from, rename_one, to);
+}
+
+static void forget_one(int folder, const char *file, cJSON *document, const char *argument) {
+    (void)document;
+    (void)argument;
+    (void)unlinkat(folder, file, 0);
+}
+
+void receipt_keep_forget(const struct receipt_keep *keep, const char *name) {
+    each_of_session(keep, name, forget_one, NULL);
 }

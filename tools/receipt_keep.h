@@ -1,7 +1,7 @@
 /* tools/receipt_keep.h - receipts in a folder, the newest 512 of them.
  *
  * Responsible for: files of one receipt each (0600, in a folder 0700), named by the time at which
- * they were written; finding, listing and forgetting them.
+ * they were written; finding, listing, renaming and forgetting them.
  * Not responsible for: what stands in a receipt (receipt_print.h) or when there is one (service.h).
  *
  * Keeping is a courtesy: what cannot be kept does not make a save or a wake fail.
@@ -32,6 +32,8 @@ enum kv_err receipt_keep_list(const struct receipt_keep *keep, uint64_t *ids_out
 /* The document, owned by the caller. NOT_FOUND, CORRUPT, IO, NOMEM. */
 enum kv_err receipt_keep_read(const struct receipt_keep *keep, uint64_t id,
                               struct cJSON **document_out, struct kv_diag *diag);
+/* Those of session `from` say `to`, and as former_name what they said first. */
+void receipt_keep_rename(const struct receipt_keep *keep, const char *from, const char *to);
 /* Those that name the session go; for `rm --purge`. */
 void receipt_keep_forget(const struct receipt_keep *keep, const char *name);
 
