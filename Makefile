@@ -40,6 +40,8 @@ AVX2     := -mavx2 -mfma -mf16c
 AVX512   := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 $(AVX2)
 NVFLAGS  := -std=c++17 -O2 -lineinfo --Werror all-warnings -Xcompiler -Wall,-Wextra \
             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
+LIBRARY  := $B/libcoldplane.a $B/gen/libs
+TOOLS_LIBS := -lcjson -ledit -lmicrohttpd
 LDLIBS   := -luring -llmdb -lzstd -lxxhash -lsodium -lpcre2-8 -lcjson -ledit -lpthread -lm
 
 # Sources by folder. A folder or program that is not there yet is simply empty.
@@ -85,7 +87,7 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
 .PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep \
-        sim fuzz fuzz-programs gpu-test gpu-bench install clean setup print-link FORCE
+        sim fuzz fuzz-programs gpu-test gpu-bench install uninstall deb clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -108,7 +110,9 @@ help:
 	@echo 'make gpu-test     kernels against their twins, with CUDA toolkit, gcc and a GPU'
 	@echo 'make gpu-bench    their speed and that of a decode step, to tests/results/'
 	@echo 'make setup        packages and the default model'
-	@echo 'make install      program and README (DESTDIR=, PREFIX=/usr/local)'
+	@echo 'make install      programs, man pages, unit, library (DESTDIR=, PREFIX=/usr/local)'
+	@echo 'make uninstall    removes exactly what was installed there'
+	@echo 'make deb          a Debian package in $B/'
 	@echo 'make clean        remove build/'
 	@echo 'Variables: CONFIG=release|debug|asan|tsan CUDA=0|1 V=1'
 	@echo '           WIP=1 leaves files that do not compile out of their archive'
@@ -248,7 +252,7 @@ test: setup
 	@$(MAKE_ALL) test-programs
 	@tools/run_tests.sh $(TESTS:%=$B/tests/%)
 
-test-programs: $(PROGRAMS) $(ALL_TESTS)
+test-programs: $(PROGRAMS) $(ALL_TESTS) $(if $(filter release,$(CONFIG)),$(LIBRARY))
 
 demo: setup
 	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/demo.c tests/sabotage%,$(HELPER_SRC)))
@@ -320,14 +324,25 @@ print-link:
 	@echo $B/tests/$(TEST).o $(call objects_of,tests/$(TEST).c) \
 	    $(call archives_of,tests/$(TEST).c) $(call WRAP,$(call objects_of,tests/$(TEST).c))
 
-install: all
-	install -D -m 755 $B/coldplane $(DESTDIR)$(PREFIX)/bin/coldplane
-	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/coldplane/README.md
-	$B/coldplane help man >$B/coldplane.1
-	$B/coldplane help bash >$B/coldplane.bash
-	install -D -m 644 $B/coldplane.1 $(DESTDIR)$(PREFIX)/share/man/man1/coldplane.1
-	install -D -m 644 $B/coldplane.bash \
-	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/coldplane
+# The library: every object but those of tools/, in one archive that has no order.
+LIBRARY_OBJ := $(foreach a,$(filter-out tools,$(LAYERS)),$(call OBJ_of,$a))
+$B/libcoldplane.a: $(LIBRARY_OBJ) $(patsubst %,$B/gen/%.list,$(filter $(ARCHIVES),$(LAYERS)))
+	$(if $(V),,@echo 'AR   $@')
+	$(Q)rm -f $@.$$$$; ar rcs $@.$$$$ $(LIBRARY_OBJ) && mv -f $@.$$$$ $@
+
+# What it is linked with, for its pkg-config file.
+$B/gen/libs: FORCE
+	@mkdir -p $(@D); echo '$(filter-out $(TOOLS_LIBS),$(LDLIBS))' >$@.$$$$; mv -f $@.$$$$ $@
+
+INSTALL := DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' tools/install.sh
+install: all $(LIBRARY)
+	@$(INSTALL) install $B
+
+uninstall:
+	@$(INSTALL) uninstall $B
+
+deb: all $(LIBRARY)
+	@$(INSTALL) deb $B
 
 clean:
 	rm -rf build

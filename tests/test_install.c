@@ -1,0 +1,170 @@
+/* tests/test_install.c - what `make install` puts in place is whole, and goes without a trace.
+ *
+ * Responsible for: tools/install.sh: into a folder and out of it, a program of twenty lines that
+ * is compiled against the library with pkg-config alone, the Debian package unpacked and run, an
+ * upgrade over a store that an older version has written.
+ * Not responsible for: building; what the daemon does when it is restarted (test_daemon.c).
+ */
+#include "tests/support_store.h"
+#include "tests/testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char root[TESTING_PATH_BYTES];
+
+/* Runs a command of the shell; fails the test with what it said unless it ends with `expected`. */
+static const char *shell(int expected, const char *command) {
+    static char said[16384];
+    char whole[4096];
+    size_t at = 0;
+    snprintf(whole, sizeof whole, "{ %s; } 2>&1", command);
+    FILE *pipe = popen(whole, "r");
+    assert_non_null(pipe);
+    while (at + 1 < sizeof said) {
+        size_t got = fread(said + at, 1, sizeof said - 1 - at, pipe);
+        if (got == 0)
+            break;
+        at += got;
+    }
+    said[at] = 0;
+    int status = pclose(pipe);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != expected)
+        fail_msg("%s\nended with %d: %s", command, WEXITSTATUS(status), said);
+    return said;
+}
+
+static const char *run(int expected, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static const char *run(int expected, const char *format, ...) {
+    char command[3072];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    return shell(expected, command);
+}
+
+/* build/release, where this program stands in a folder of its own. */
+static const char *build(void) {
+    static char path[TESTING_PATH_BYTES];
+    ssize_t size = readlink("/proc/self/exe", path, sizeof path - 1);
+    assert_true(size > 0);
+    path[size] = 0;
+    for (int i = 0; i < 2; i++)
+        *strrchr(path, '/') = 0;
+    return path;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    if (strstr(build(), "release") == NULL)
+        testing_skip("only the release build is installed");
+    testing_temp_dir(root);
+    return 0;
+}
+
+static const char program[] =
+    "#include \"engine/engine.h\"\n"
+    "#include \"restore/restore.h\"\n"
+    "#include \"snapshot/snapshot.h\"\n"
+    "#include \"store/store.h\"\n"
+    "#include <stdio.h>\n"
+    "static int show(void *context, const struct snapshot_entry *entry) {\n"
+    "    (void)context;\n"
+    "    return printf(\"%s %llu\\n\", entry->head.name, (unsigned long long)entry->head.n) > 0;\n"
+    "}\n"
+    "int main(int argc, char **argv) {\n"
+    "    struct store_options options = store_options_usual(argv[argc - 1], \"example\");\n"
+    "    struct engine_settings settings = {.alloc = kv_alloc_system(), .threads = 1};\n"
+    "    struct restore_check check;\n"
+    "    struct engine *engine = NULL;\n"
+    "    struct store *store = NULL;\n"
+    "    struct kv_diag diag = {\"\"};\n"
+    "    if (store_open(&options, &store, &diag) != KV_OK)\n"
+    "        return puts(diag.text), 1;\n"
+    "    snapshot_list(store, kv_alloc_system(), show, NULL, &diag);\n"
+    "    enum kv_err err = restore_verify(store, kv_alloc_system(), \"planes\", &check, &diag);\n"
+    "    store_close(store);\n"
+    "    return err != KV_OK || engine_open(&settings, \"no model\", 8, &engine, &diag) == KV_OK;\n"
+    "}\n";
+
+/* Compiled in a folder of its own, where nothing of this tree can be seen. */
+static void a_program_can_use_it(const char *store) {
+    char path[TESTING_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/example.c", root);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(program, 1, sizeof program - 1, file), sizeof program - 1);
+    fclose(file);
+    run(0,
+        "cd %s && export PKG_CONFIG_PATH=%s/usr/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=%s && "
+        "cc -std=c11 -Wall -Wextra -Werror -o example example.c "
+        "$(pkg-config --cflags --libs coldplane)",
+        root, root, root);
+    const char *said = run(0, "%s/example %s", root, store);
+    assert_non_null(strstr(said, "planes 607\n"));
+}
+
+static void what_is_installed_goes_again(void **state) {
+    (void)state;
+    char store[TESTING_PATH_BYTES];
+    testing_temp_dir(store);
+    support_store_copy("tests/golden/v1/sessions", store);
+    run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh install %s", root, build());
+    run(0, "cmp %s/coldplane %s/usr/bin/coldplane", build(), root);
+    run(0, "grep -q '^.TH' %s/usr/share/man/man1/coldplane.1", root);
+    run(0, "bash -n %s/usr/share/bash-completion/completions/coldplane", root);
+    a_program_can_use_it(store);
+    /* A second one takes the place of the first, and what is not ours stays. */
+    run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh install %s", root, build());
+    run(0, "echo mine >%s/usr/include/coldplane/mine.h", root);
+    run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh uninstall %s", root, build());
+    const char *left = run(0, "cd %s/usr && find . ! -type d -o -name 'coldplane*'", root);
+    assert_string_equal(left, "./include/coldplane\n./include/coldplane/mine.h\n");
+    run(0, "rm -r %s/usr/include/coldplane", root);
+    const char *said =
+        run(1, "DESTDIR=%s PREFIX=/usr tools/install.sh uninstall %s", root, build());
+    assert_non_null(strstr(said, "nothing was installed"));
+}
+
+/* A list that somebody has changed removes nothing outside. */
+static void a_foreign_list_is_refused(void **state) {
+    (void)state;
+    run(0, "mkdir -p %s/usr/share/coldplane && touch %s/kept", root, root);
+    run(0, "echo ../kept >%s/usr/share/coldplane/files", root);
+    run(1, "DESTDIR=%s PREFIX=/usr tools/install.sh uninstall %s", root, build());
+    run(0, "test -f %s/kept", root);
+}
+
+static void the_package_unpacks_and_runs(void **state) {
+    (void)state;
+    char store[TESTING_PATH_BYTES];
+    if (system("command -v dpkg-deb >/dev/null") != 0)
+        testing_skip("dpkg-deb is not here");
+    testing_temp_dir(store);
+    support_store_copy("tests/golden/v1/sessions", store);
+    char *package = strdup(run(0, "tools/install.sh deb %s | tail -n 1", build()));
+    package[strcspn(package, "\n")] = 0;
+    const char *needs = run(0, "dpkg-deb -f %s Depends", package);
+    assert_non_null(strstr(needs, "libc6 (>= "));
+    assert_non_null(strstr(needs, "liblmdb0 (>= "));
+    run(0, "dpkg-deb -x %s %s/deb && dpkg-deb -e %s %s/deb/DEBIAN", package, root, package, root);
+    run(0, "for script in %s/deb/DEBIAN/p*; do [ ! -f \"$script\" ] || sh -n \"$script\"; done",
+        root);
+    run(0, "test -z \"$(find %s/deb ! -user root ! -user $(id -un))\"", root);
+    /* The store is one that the first version has written. */
+    const char *listed =
+        run(0, "COLDPLANE_HOME=%s %s/deb/usr/bin/coldplane ls --store %s", root, root, store);
+    assert_non_null(strstr(listed, "planes"));
+    run(0, "rm %s", package);
+    free(package);
+}
+
+#define TEST(function) cmocka_unit_test_setup(function, set_up)
+
+TESTING_MAIN(TEST(what_is_installed_goes_again), TEST(a_foreign_list_is_refused),
+             TEST(the_package_unpacks_and_runs))
