@@ -435,7 +435,6 @@ done:
 enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
                            struct receipt *receipt_out, struct kv_diag *diag) {
     const struct snapshot_options options = {.is_explicit = 0, .ask = 1, .asleep = 1};
-    struct snap_line *line = NULL;
     struct session_info info;
     enum kv_err err = KV_OK;
     session_info(session, &info);
@@ -447,10 +446,7 @@ enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
 #endif
     if (!is_empty)
         err = save(snapshot, session, &options, receipt_out, diag);
-    if (err != KV_OK)
-        return err;
-    if (snap_line_of(&snapshot->lines, session, &line, NULL) == KV_OK)
-        snap_line_forget(&snapshot->lines, line);
-    snap_spill_leave(snapshot, session);
-    return KV_OK;
+    if (err == KV_OK)
+        snap_spill_leave(snapshot, session);
+    return err;
 }

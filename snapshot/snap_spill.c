@@ -445,8 +445,20 @@ void snapshot_close(struct snapshot *snapshot) {
     kv_alloc_release(snapshot->alloc, snapshot);
 }
 
+static void forget(struct snapshot *snapshot, struct session *session) {
+    struct snap_line *line = NULL;
+    if (snap_line_of(&snapshot->lines, session, &line, NULL) == KV_OK)
+        snap_line_forget(&snapshot->lines, line);
+}
+
 void snap_spill_leave(struct snapshot *snapshot, struct session *session) {
+    forget(snapshot, session);
     if (snapshot->leaving != NULL)
         snapshot->leaving(snapshot->leaving_context, session);
+    session_drop(session);
+}
+
+void snapshot_drop(struct snapshot *snapshot, struct session *session) {
+    forget(snapshot, session);
     session_drop(session);
 }

@@ -147,9 +147,6 @@ static struct session *finish(struct snap_tend *tend) {
 }
 
 static void put_to_sleep(struct snap_tend *tend, struct session *session) {
-    struct snap_line *line = NULL;
-    if (snap_line_of(&tend->snapshot->lines, session, &line, NULL) == KV_OK)
-        snap_line_forget(&tend->snapshot->lines, line);
     snap_spill_leave(tend->snapshot, session);
     if (tend->cause == SNAP_TEND_IDLE)
         tend->report.slept_idle++;

@@ -6,6 +6,7 @@
 #include "tools/cmd.h"
 
 #include "store/io.h"
+#include "tools/cmd_host.h"
 #include "tools/progress.h"
 #include "tools/receipt_keep.h"
 #include "tools/recompute.h"
@@ -101,7 +102,7 @@ static void tell_opened(const struct cmd *cmd, struct store *store) {
 }
 
 struct store_options cmd_store_options(const struct cmd *cmd) {
-    struct store_options options = store_options_usual(cmd->config->store, "coldplane");
+    struct store_options options = store_options_usual(cmd->config->store, cmd->program);
     store_options_limit(&options, cmd->config->store_max_bytes);
     options.door = door_of(cmd->config);
     options.alloc = cmd->alloc;
@@ -135,6 +136,8 @@ void cmd_warn_low(const struct cmd *cmd) {
  * Threads made later inherit the mask. */
 void cmd_take_signals(struct cmd *cmd) {
     sigset_t set;
+    if (cmd->host != NULL)
+        return;
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
@@ -199,6 +202,8 @@ static void on_rebuild(void *context, uint64_t done, uint64_t all) {
 
 enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
                            struct kv_diag *diag) {
+    if (cmd->host != NULL)
+        return cmd_host_open_store(cmd, store_out, diag);
     struct store_options options = cmd_store_options(cmd);
     options.read_only = read_only;
     if (!read_only) {
@@ -258,7 +263,10 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
                              struct kv_diag *diag) {
     const struct config *config = cmd->config;
     struct service_settings settings;
+    if (cmd->host != NULL)
+        return cmd_host_open_service(cmd, service_out, diag);
     service_settings_usual(&settings);
+    settings.program = cmd->program;
     settings.model_path = config->model;
     settings.store_dir = config->store;
     settings.read_only = read_only;
@@ -303,13 +311,17 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
 }
 
 void cmd_close_store(struct cmd *cmd, struct store *store) {
-    (void)cmd;
-    store_close(store);
+    if (cmd->host != NULL)
+        cmd_host_close(cmd);
+    else
+        store_close(store);
 }
 
 void cmd_close_service(struct cmd *cmd, struct service *service) {
-    (void)cmd;
-    service_close(service);
+    if (cmd->host != NULL)
+        cmd_host_close(cmd);
+    else
+        service_close(service);
 }
 
 struct reading {
@@ -387,15 +399,20 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
                              struct session **session_out, struct service_opened *opened_out,
                              struct kv_diag *diag) {
     struct reading reading = {.cmd = cmd};
+    enum kv_err err = cmd->host != NULL ? cmd_host_take_session(cmd, diag) : KV_OK;
+    memset(opened_out, 0, sizeof *opened_out);
+    if (err != KV_OK)
+        return err;
     if (may_recompute(cmd, service, create) && wants_prefill(cmd, service))
         return recompute(cmd, service, session_out, opened_out, diag);
     progress_begin(&reading.progress, cmd->err, cmd->clock, "waking", "bytes");
     const struct service_lookup lookup = {.create = create,
+                                          .policy = &cmd->config->policy,
+                                          .sampler = &cmd->config->sampler,
                                           .snapshot = cmd->snapshot,
                                           .progress = on_reading,
                                           .progress_context = &reading};
-    enum kv_err err =
-        service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);
+    err = service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);
     progress_end(&reading.progress);
     return err;
 }
@@ -403,6 +420,10 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
 int cmd_interrupted(void *context) {
     struct cmd *cmd = context;
     struct signalfd_siginfo info;
+    if (cmd->host != NULL) {
+        cmd_host_listen(cmd);
+        return cmd->interrupts > 0 || cmd->leave;
+    }
     while (cmd->signals >= 0 && read(cmd->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGINT)
             cmd->interrupts++;

@@ -9,7 +9,10 @@
  * text. A command that writes to the store may run in the daemon: it uses only the streams of
  * struct cmd, never those of the process.
  *
- * Threads: the main thread.
+ * In the daemon a command runs on a thread of its own with the daemon's store and service: between
+ * opening and closing them it is the scheduler thread (service.h), or holds the writer.
+ *
+ * Threads: one for each command.
  * Units: none.
  */
 #ifndef TOOLS_CMD_H
@@ -20,8 +23,23 @@
 
 struct cJSON;
 
+/* Of the daemon, for the commands that it runs for others. */
+struct cmd_host {
+    struct service *service;
+    const struct config *config;
+    /* As the scheduler thread: what is stored under `name`, or anywhere when it is NULL, may be
+     * another than before. */
+    void (*changed)(void *context, const char *name);
+    void *context;
+};
+
 struct cmd {
     const struct config *config;
+    const char *program;         /* as it stands in the store's LOCK */
+    const struct cmd_host *host; /* NULL: the command opens what it needs itself */
+    const char *home;            /* with host: COLDPLANE_HOME of whoever asked */
+    int inside, writes;          /* with host: is the scheduler thread; holds the writer */
+    struct service_lease leases[2];
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     const char *session_name;
@@ -29,7 +47,8 @@ struct cmd {
     FILE *in, *out, *err; /* of the caller: its standard streams, or those of a client */
     int folder;           /* of the caller: where paths of arguments begin, or AT_FDCWD */
     struct cJSON *result; /* with --json: an object to fill in; else NULL */
-    int signals;          /* after cmd_take_signals: a signalfd for INT, TERM and HUP; else -1 */
+    int signals;          /* after cmd_take_signals: a signalfd for INT, TERM and HUP; else -1. With
+                             host: the socket of whoever asked */
     int interrupts;       /* INTs seen by cmd_interrupted since it was last set to 0 */
     int leave;            /* TERM or HUP came: end as soon as nothing can be lost */
 };
@@ -58,6 +77,10 @@ enum kv_err cmd_lookup(const char *name, const struct cmd_entry **entry_out, str
 /* Of one command, or the list of all when `entry` is NULL; with --json into the result. */
 void cmd_give_help(struct cmd *cmd, const struct cmd_entry *entry);
 
+/* All of a program's run: arguments and flags, the command, its result and the one line of an
+ * error. Returns the exit code. */
+int cmd_main(struct cmd *cmd, int argc, char **argv);
+
 /* Argument `index` behind the command, NULL when there are fewer. */
 const char *cmd_word(const struct cmd *cmd, uint32_t index);
 
@@ -83,6 +106,12 @@ struct receipt_keep;
 struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]);
 enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
                              struct kv_diag *diag);
+/* Around what this thread itself writes to the store of a service that it opened. */
+void cmd_write_begin(struct cmd *cmd, struct service *service);
+void cmd_write_end(struct cmd *cmd, struct service *service);
+/* Around waiting for a person: others may use the session, so look it up again by name. */
+void cmd_pause(struct cmd *cmd);
+enum kv_err cmd_resume(struct cmd *cmd, struct kv_diag *diag);
 /* What cmd_open_store and cmd_open_service gave; NULL is allowed. */
 void cmd_close_store(struct cmd *cmd, struct store *store);
 void cmd_close_service(struct cmd *cmd, struct service *service);

@@ -337,7 +337,9 @@ static enum kv_err do_fork(struct talk *talk, const char *rest, struct kv_diag *
     if (rest == NULL)
         return kv_diag_set(diag, KV_ERR_INVALID, "/fork: its name? write /fork NAME");
     snapshot_drain(service_snapshot(talk->service));
+    cmd_write_begin(talk->cmd, talk->service);
     enum kv_err err = snap_tree_fork(&tree, &place, rest, diag);
+    cmd_write_end(talk->cmd, talk->service);
     if (err == KV_OK)
         fprintf(talk->cmd->err, "(forked as it was last saved)\n");
     return err;
@@ -414,14 +416,16 @@ static int slash(struct talk *talk, const char *line, int *over_out, enum kv_err
 
 static uint64_t tend(void *context) {
     const struct talk *talk = context;
-    return service_tend(talk->service);
+    /* The daemon's engine thread looks after everybody. */
+    return talk->cmd->host != NULL ? UINT64_MAX : service_tend(talk->service);
 }
 
 /* The session may have gone to sleep while nobody typed. */
 static enum kv_err be_awake(struct talk *talk, struct kv_diag *diag) {
     struct service_opened opened;
     service_settle(talk->service);
-    if (session_find(service_engine(talk->service), talk->cmd->session_name) != NULL)
+    talk->session = session_find(service_engine(talk->service), talk->cmd->session_name);
+    if (talk->session != NULL)
         return KV_OK;
     enum kv_err err = open_talk(talk, &opened, diag);
     if (err == KV_OK)
@@ -435,7 +439,11 @@ static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct k
     while (err == KV_OK && !over && !talk->cmd->leave) {
         const char *line = NULL;
         size_t bytes = 0;
+        cmd_pause(talk->cmd);
         enum line_edit_got got = line_edit_read(edit, &line, &bytes);
+        err = cmd_resume(talk->cmd, diag);
+        if (err != KV_OK)
+            break;
         if (got == LINE_EDIT_INTERRUPTED) {
             talk->cmd->interrupts = 0;
             over = ++interrupts_in_row >= 2;

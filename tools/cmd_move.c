@@ -285,7 +285,9 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
         err = import_into(&moving, store, NULL, diag);
     } else {
         KV_TRY(cmd_open_service(cmd, 0, &service, diag));
+        cmd_write_begin(cmd, service);
         err = import_into(&moving, service_store(service), service_engine(service), diag);
+        cmd_write_end(cmd, service);
     }
 done:
     if (moving.file >= 0 && !is_pipe(&moving))

@@ -351,7 +351,9 @@ static enum kv_err go_back(struct cmd *cmd, struct service *service,
     const struct snap_tree tree = {service_store(service), cmd->alloc, cmd->clock};
     char kept[RECORD_TAG_BYTES_MAX + 1];
     snapshot_drain(service_snapshot(service));
+    cmd_write_begin(cmd, service);
     enum kv_err err = snap_tree_revert(&tree, place, kept, diag);
+    cmd_write_end(cmd, service);
     if (err != KV_OK)
         return err;
     if (cmd->result != NULL) {

@@ -1,16 +1,16 @@
 /* tools/config.c - flags and the configuration file as one struct.
  *
- * Responsible for: one table from which parsing, --show-config and the help of flags are made.
- * Not responsible for: meaning of the values (the commands).
+ * Responsible for: one table from which parsing, --show-config and the help of flags are made;
+ * parsing.
+ * Not responsible for: showing (config_show.c), meaning of the values (the commands).
  */
 #include "tools/config.h"
 
 #include "store/base/bytes.h"
 #include "store/store.h"
-#include "tools/json_text.h"
+#include "tools/config_inner.h"
 #include "tools/service.h"
 
-#include <cjson/cJSON.h>
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -19,154 +19,162 @@
 #include <string.h>
 #include <unistd.h>
 
-enum kind {
-    KIND_SWITCH,
-    KIND_TEXT,
-    KIND_PATH,
-    KIND_BYTES,
-    KIND_U32,
-    KIND_U64,
-    KIND_F32,
-    KIND_DEVICE,
-    KIND_SIMD,
-    KIND_CHOICE, /* an int: which of the words of `value` */
-    KIND_RECIPE,
-    KIND_AGES
-};
-
-struct setting {
-    const char *name, *alias;
-    enum kind kind;
-    size_t off;
-    uint64_t least, most; /* of integers and sizes */
-    unsigned groups;
-    int in_file;
-    const char *value, *help;
-};
-
 #define AT(field) offsetof(struct config, field)
 
-static const struct setting settings[] = {
-    {"help", "h", KIND_SWITCH, AT(help), 0, 1, CONFIG_COMMON, 0, "", "help of the command"},
-    {"json", NULL, KIND_SWITCH, AT(json), 0, 1, CONFIG_COMMON, 1, "", "one JSON document"},
-    {"show-config", NULL, KIND_SWITCH, AT(show), 0, 1, CONFIG_COMMON, 0, "",
+static const struct config_setting settings[] = {
+    {"help", "h", CONFIG_KIND_SWITCH, AT(help), 0, 1, CONFIG_COMMON, 0, "", "help of the command"},
+    {"json", NULL, CONFIG_KIND_SWITCH, AT(json), 0, 1, CONFIG_COMMON, 1, "", "one JSON document"},
+    {"show-config", NULL, CONFIG_KIND_SWITCH, AT(show), 0, 1, CONFIG_COMMON, 0, "",
      "print all settings in force and stop"},
-    {"version", NULL, KIND_SWITCH, AT(version), 0, 1, CONFIG_COMMON, 0, "", "as `version`"},
-    {"store", NULL, KIND_PATH, AT(store), 0, 0, CONFIG_COMMON, 1, "DIR",
+    {"version", NULL, CONFIG_KIND_SWITCH, AT(version), 0, 1, CONFIG_COMMON, 0, "", "as `version`"},
+    {"store", NULL, CONFIG_KIND_PATH, AT(store), 0, 0, CONFIG_COMMON, 1, "DIR",
      "folder of the store (COLDPLANE_HOME/store)"},
-    {"posix-io", NULL, KIND_SWITCH, AT(posix_io), 0, 1, CONFIG_COMMON, 1, "",
+    {"posix-io", NULL, CONFIG_KIND_SWITCH, AT(posix_io), 0, 1, CONFIG_COMMON, 1, "",
      "plain system calls instead of io_uring"},
-    {"store-max", NULL, KIND_BYTES, AT(store_max_bytes), 1 << 20, UINT64_MAX, CONFIG_WRITE, 1,
-     "SIZE|none", "the store never grows beyond this"},
-    {"may-degrade", NULL, KIND_SWITCH, AT(may_degrade), 0, 1, CONFIG_WRITE, 1, "",
+    {"store-max", NULL, CONFIG_KIND_BYTES, AT(store_max_bytes), 1 << 20, UINT64_MAX, CONFIG_WRITE,
+     1, "SIZE|none", "the store never grows beyond this"},
+    {"may-degrade", NULL, CONFIG_KIND_SWITCH, AT(may_degrade), 0, 1, CONFIG_WRITE, 1, "",
      "at store-max: take planes of cold sessions, then old snapshots"},
-    {"write-per-second", NULL, KIND_BYTES, AT(write_second_bytes), 0, UINT64_MAX, CONFIG_WRITE, 1,
-     "SIZE", "what the background may write; 0 is no limit"},
-    {"write-per-day", NULL, KIND_BYTES, AT(write_day_bytes), 0, UINT64_MAX, CONFIG_WRITE, 1, "SIZE",
-     "the same for a day; a save never waits, it counts"},
-    {"model", "m", KIND_PATH, AT(model), 0, 0, CONFIG_ENGINE | CONFIG_TOKENS, 1, "FILE",
+    {"write-per-second", NULL, CONFIG_KIND_BYTES, AT(write_second_bytes), 0, UINT64_MAX,
+     CONFIG_WRITE, 1, "SIZE", "what the background may write; 0 is no limit"},
+    {"write-per-day", NULL, CONFIG_KIND_BYTES, AT(write_day_bytes), 0, UINT64_MAX, CONFIG_WRITE, 1,
+     "SIZE", "the same for a day; a save never waits, it counts"},
+    {"model", "m", CONFIG_KIND_PATH, AT(model), 0, 0, CONFIG_ENGINE | CONFIG_TOKENS, 1, "FILE",
      "GGUF file of the model"},
-    {"threads", "t", KIND_U32, AT(threads), 1, 256, CONFIG_ENGINE, 1, "N",
+    {"threads", "t", CONFIG_KIND_U32, AT(threads), 1, 256, CONFIG_ENGINE, 1, "N",
      "threads that compute (all cores online)"},
-    {"simd", NULL, KIND_SIMD, AT(simd), 0, 0, CONFIG_ENGINE, 1, "auto|avx2|c",
+    {"simd", NULL, CONFIG_KIND_SIMD, AT(simd), 0, 0, CONFIG_ENGINE, 1, "auto|avx2|c",
      "instructions to compute with"},
-    {"device", NULL, KIND_DEVICE, AT(device), 0, 0, CONFIG_ENGINE, 1, "auto|cpu|cuda:N",
+    {"device", NULL, CONFIG_KIND_DEVICE, AT(device), 0, 0, CONFIG_ENGINE, 1, "auto|cpu|cuda:N",
      "what computes; auto takes a GPU where there is one"},
-    {"device-memory", NULL, KIND_BYTES, AT(device_bytes), 1 << 20, UINT64_C(1) << 44, CONFIG_ENGINE,
-     1, "SIZE", "most memory of a GPU, reserved at start"},
-    {"slots-memory", NULL, KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_C(1) << 44, CONFIG_ENGINE,
-     1, "SIZE", "memory for KV slots, reserved at start"},
-    {"reserve-slots", NULL, KIND_U32, AT(reserve_slots), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
+    {"device-memory", NULL, CONFIG_KIND_BYTES, AT(device_bytes), 1 << 20, UINT64_C(1) << 44,
+     CONFIG_ENGINE, 1, "SIZE", "most memory of a GPU, reserved at start"},
+    {"slots-memory", NULL, CONFIG_KIND_BYTES, AT(slots_bytes), 1 << 20, UINT64_C(1) << 44,
+     CONFIG_ENGINE, 1, "SIZE", "memory for KV slots, reserved at start"},
+    {"reserve-slots", NULL, CONFIG_KIND_U32, AT(reserve_slots), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
      "slots never given to a session"},
-    {"sessions", NULL, KIND_U32, AT(sessions_max), 1, 1024, CONFIG_ENGINE, 1, "N",
+    {"sessions", NULL, CONFIG_KIND_U32, AT(sessions_max), 1, 1024, CONFIG_ENGINE, 1, "N",
      "sessions held on the device at once"},
-    {"probes", NULL, KIND_U32, AT(probes), 0, IMAGE_PROBES_MAX, CONFIG_ENGINE, 1, "N",
+    {"probes", NULL, CONFIG_KIND_U32, AT(probes), 0, IMAGE_PROBES_MAX, CONFIG_ENGINE, 1, "N",
      "spans of a session's own text chosen before sleep, asked at a wake"},
-    {"idle-seconds", NULL, KIND_U32, AT(idle_seconds), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
+    {"idle-seconds", NULL, CONFIG_KIND_U32, AT(idle_seconds), 0, 1 << 30, CONFIG_ENGINE, 1, "N",
      "a session unused for so long goes to sleep; 0 is never"},
-    {"slots-low", NULL, KIND_U32, AT(slots_low_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
+    {"slots-low", NULL, CONFIG_KIND_U32, AT(slots_low_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
      "with fewer free slots blocks are lowered, unused sessions sleep …"},
-    {"slots-high", NULL, KIND_U32, AT(slots_high_percent), 0, 100, CONFIG_ENGINE, 1, "PERCENT",
-     "… until so many are free"},
-    {"restore", NULL, KIND_CHOICE, AT(eager), 0, 0, CONFIG_ENGINE, 1, "exact|eager",
+    {"slots-high", NULL, CONFIG_KIND_U32, AT(slots_high_percent), 0, 100, CONFIG_ENGINE, 1,
+     "PERCENT", "… until so many are free"},
+    {"restore", NULL, CONFIG_KIND_CHOICE, AT(eager), 0, 0, CONFIG_ENGINE, 1, "exact|eager",
      "eager answers from coarse planes while the others are read"},
-    {"tiers", NULL, KIND_CHOICE, AT(fit), 0, 0, CONFIG_ENGINE, 1, "exact|fit",
+    {"tiers", NULL, CONFIG_KIND_CHOICE, AT(fit), 0, 0, CONFIG_ENGINE, 1, "exact|fit",
      "fit wakes at the coarsest tier where there are too few slots"},
-    {"ram-tier", NULL, KIND_BYTES, AT(ram_bytes), 0, UINT64_C(1) << 44, CONFIG_ENGINE, 1, "SIZE",
-     "memory that keeps sessions that went to sleep; 0 keeps none"},
-    {"wake", NULL, KIND_CHOICE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
+    {"ram-tier", NULL, CONFIG_KIND_BYTES, AT(ram_bytes), 0, UINT64_C(1) << 44, CONFIG_ENGINE, 1,
+     "SIZE", "memory that keeps sessions that went to sleep; 0 keeps none"},
+    {"wake", NULL, CONFIG_KIND_CHOICE, AT(wake), 0, 0, CONFIG_ENGINE, 1, "restore|faster|recompute",
      "for a turn: stored memory, or prefill the tokens again; says which"},
-    {"recipe", NULL, KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|v2|bf16",
+    {"recipe", NULL, CONFIG_KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|v2|bf16",
      "how a new session keeps its KV"},
-    {"policy", NULL, KIND_CHOICE, AT(policy.pressure), 0, 0, CONFIG_CREATE, 1, "age|pressure",
-     "what lowers its old blocks: their age, or slots that run short"},
-    {"top", NULL, KIND_CHOICE, AT(policy.top_k8v8), 0, 0, CONFIG_CREATE, 1, "k8v4|k8v8",
+    {"policy", NULL, CONFIG_KIND_CHOICE, AT(policy.pressure), 0, 0, CONFIG_CREATE, 1,
+     "age|pressure", "what lowers its old blocks: their age, or slots that run short"},
+    {"top", NULL, CONFIG_KIND_CHOICE, AT(policy.top_k8v8), 0, 0, CONFIG_CREATE, 1, "k8v4|k8v8",
      "tier at which its blocks begin"},
-    {"ages", NULL, KIND_AGES, AT(policy), 0, 0, CONFIG_CREATE, 1, "A,B,C|none",
+    {"ages", NULL, CONFIG_KIND_AGES, AT(policy), 0, 0, CONFIG_CREATE, 1, "A,B,C|none",
      "distances in tokens of the tiers below the top in a new session"},
-    {"temperature", NULL, KIND_F32, AT(sampler.temperature), 0, 0, CONFIG_CREATE, 1, "X",
+    {"temperature", NULL, CONFIG_KIND_F32, AT(sampler.temperature), 0, 0, CONFIG_CREATE, 1, "X",
      "0 always takes the likeliest token"},
-    {"top-p", NULL, KIND_F32, AT(sampler.top_p), 0, 0, CONFIG_CREATE, 1, "X",
+    {"top-p", NULL, CONFIG_KIND_F32, AT(sampler.top_p), 0, 0, CONFIG_CREATE, 1, "X",
      "likeliest tokens up to this probability; 1 keeps all"},
-    {"top-k", NULL, KIND_U32, AT(sampler.top_k), 1, UINT32_MAX, CONFIG_CREATE, 1, "N",
+    {"top-k", NULL, CONFIG_KIND_U32, AT(sampler.top_k), 1, UINT32_MAX, CONFIG_CREATE, 1, "N",
      "this many likeliest tokens"},
-    {"seed", NULL, KIND_U64, AT(sampler.seed), 0, UINT64_MAX, CONFIG_CREATE, 1, "N",
+    {"seed", NULL, CONFIG_KIND_U64, AT(sampler.seed), 0, UINT64_MAX, CONFIG_CREATE, 1, "N",
      "of the random numbers of a new session"},
-    {"system", NULL, KIND_TEXT, AT(system), 0, 0, CONFIG_TURN, 1, "TEXT",
+    {"system", NULL, CONFIG_KIND_TEXT, AT(system), 0, 0, CONFIG_TURN, 1, "TEXT",
      "system message of a new session"},
-    {"max-tokens", "n", KIND_U32, AT(tokens_max), 1, IMAGE_TOKENS_MAX, CONFIG_TURN, 1, "N",
+    {"max-tokens", "n", CONFIG_KIND_U32, AT(tokens_max), 1, IMAGE_TOKENS_MAX, CONFIG_TURN, 1, "N",
      "longest answer"},
-    {"prompt", "p", KIND_TEXT, AT(prompt), 0, 0, CONFIG_PROMPT, 0, "TEXT",
+    {"prompt", "p", CONFIG_KIND_TEXT, AT(prompt), 0, 0, CONFIG_PROMPT, 0, "TEXT",
      "what to say; - reads it from standard input"},
-    {"session", "s", KIND_TEXT, AT(session), 0, 0, CONFIG_SESSION, 0, "NAME",
+    {"session", "s", CONFIG_KIND_TEXT, AT(session), 0, 0, CONFIG_SESSION, 0, "NAME",
      "session to talk to (default: `chat`)"},
-    {"key", NULL, KIND_TEXT, AT(key), 0, 0, CONFIG_NEEDLE, 0, "K", "name of the fact"},
-    {"value", NULL, KIND_TEXT, AT(value), 0, 0, CONFIG_NEEDLE, 0, "V", "the fact itself"},
-    {"ask", NULL, KIND_TEXT, AT(ask), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
+    {"key", NULL, CONFIG_KIND_TEXT, AT(key), 0, 0, CONFIG_NEEDLE, 0, "K", "name of the fact"},
+    {"value", NULL, CONFIG_KIND_TEXT, AT(value), 0, 0, CONFIG_NEEDLE, 0, "V", "the fact itself"},
+    {"ask", NULL, CONFIG_KIND_TEXT, AT(ask), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
      "question about a fact that was said in the chat"},
-    {"expect", NULL, KIND_TEXT, AT(expect), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
+    {"expect", NULL, CONFIG_KIND_TEXT, AT(expect), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
      "its answer, as it stands in the chat"},
-    {"answer-prefix", NULL, KIND_TEXT, AT(answer_prefix), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
+    {"answer-prefix", NULL, CONFIG_KIND_TEXT, AT(answer_prefix), 0, 0, CONFIG_NEEDLE, 0, "TEXT",
      "how the answer begins, up to the fact"},
-    {"as", NULL, KIND_TEXT, AT(as), 0, 0, CONFIG_IMPORT, 0, "NAME",
+    {"as", NULL, CONFIG_KIND_TEXT, AT(as), 0, 0, CONFIG_IMPORT, 0, "NAME",
      "name of the session here (default: the one in the file)"},
-    {"any-model", NULL, KIND_SWITCH, AT(any_model), 0, 1, CONFIG_IMPORT, 0, "",
+    {"any-model", NULL, CONFIG_KIND_SWITCH, AT(any_model), 0, 1, CONFIG_IMPORT, 0, "",
      "needs no model: whether it is the right one is seen when the session is woken"},
-    {"tag", NULL, KIND_TEXT, AT(tag), 0, 0, CONFIG_TAG, 0, "T",
+    {"tag", NULL, CONFIG_KIND_TEXT, AT(tag), 0, 0, CONFIG_TAG, 0, "T",
      "name under which the snapshot stays: NAME@T"},
-    {"to", NULL, KIND_TEXT, AT(to), 0, 0, CONFIG_BACK, 0, "N|turn:K",
+    {"to", NULL, CONFIG_KIND_TEXT, AT(to), 0, 0, CONFIG_BACK, 0, "N|turn:K",
      "go back to the first N tokens, or to the end of turn K as `show` counts them"},
-    {"purge", NULL, KIND_SWITCH, AT(purge), 0, 1, CONFIG_REMOVE, 0, "",
+    {"purge", NULL, CONFIG_KIND_SWITCH, AT(purge), 0, 1, CONFIG_REMOVE, 0, "",
      "also write every segment again without what was removed, and the index"},
-    {"once", NULL, KIND_SWITCH, AT(once), 0, 1, CONFIG_TOP, 0, "", "one picture and no more"},
-    {"special", NULL, KIND_SWITCH, AT(special), 0, 1, CONFIG_TOKENS, 0, "",
+    {"once", NULL, CONFIG_KIND_SWITCH, AT(once), 0, 1, CONFIG_TOP, 0, "",
+     "one picture and no more"},
+    {"listen", NULL, CONFIG_KIND_TEXT, AT(listen), 0, 0, CONFIG_SERVE, 1, "ADDRESS:PORT",
+     "where HTTP is spoken; beyond this machine only with --remote"},
+    {"remote", NULL, CONFIG_KIND_SWITCH, AT(remote), 0, 1, CONFIG_SERVE, 1, "",
+     "--listen may be an address that others reach; the key travels unencrypted"},
+    {"hosts", NULL, CONFIG_KIND_TEXT, AT(hosts), 0, 0, CONFIG_SERVE, 1, "NAME,NAME",
+     "names that clients may call this machine by, besides localhost"},
+    {"no-key", NULL, CONFIG_KIND_SWITCH, AT(no_key), 0, 1, CONFIG_SERVE, 1, "",
+     "whoever reaches the port may ask"},
+    {"log-text", NULL, CONFIG_KIND_SWITCH, AT(log_text), 0, 1, CONFIG_SERVE, 1, "",
+     "what is said stands in the log, too"},
+    {"requests", NULL, CONFIG_KIND_U32, AT(requests_max), 1, 4096, CONFIG_SERVE, 1, "N",
+     "requests at work and waiting; more are told to try later"},
+    {"wait-seconds", NULL, CONFIG_KIND_U32, AT(wait_seconds), 1, 3600, CONFIG_SERVE, 1, "N",
+     "longest wait of a request for its session or for slots"},
+    {"stop-seconds", NULL, CONFIG_KIND_U32, AT(stop_seconds), 0, 3600, CONFIG_SERVE, 1, "N",
+     "answers under way may take so long to end after SIGTERM"},
+    {"special", NULL, CONFIG_KIND_SWITCH, AT(special), 0, 1, CONFIG_TOKENS, 0, "",
      "control tokens written in the text become their ids"},
-    {"tokens", NULL, KIND_U64, AT(bench_tokens), 512, IMAGE_TOKENS_MAX, CONFIG_BENCH, 0, "N",
+    {"tokens", NULL, CONFIG_KIND_U64, AT(bench_tokens), 512, IMAGE_TOKENS_MAX, CONFIG_BENCH, 0, "N",
      "length of the measured session or text"},
-    {"size", NULL, KIND_BYTES, AT(bench_bytes), 16 << 20, UINT64_C(1) << 36, CONFIG_BENCH, 0,
+    {"size", NULL, CONFIG_KIND_BYTES, AT(bench_bytes), 16 << 20, UINT64_C(1) << 36, CONFIG_BENCH, 0,
      "SIZE", "bytes to write and read"},
-    {"build", NULL, KIND_SWITCH, AT(build), 0, 1, CONFIG_BENCH, 0, "",
+    {"build", NULL, CONFIG_KIND_SWITCH, AT(build), 0, 1, CONFIG_BENCH, 0, "",
      "make the measured session first when it is not there"},
-    {"dry-run", NULL, KIND_SWITCH, AT(dry_run), 0, 1, CONFIG_GC, 0, "",
+    {"dry-run", NULL, CONFIG_KIND_SWITCH, AT(dry_run), 0, 1, CONFIG_GC, 0, "",
      "say what would be done and change nothing"},
-    {"rate", NULL, KIND_BYTES, AT(rate_bytes), 4096, UINT64_MAX, CONFIG_GC | CONFIG_SCRUB, 0,
+    {"rate", NULL, CONFIG_KIND_BYTES, AT(rate_bytes), 4096, UINT64_MAX, CONFIG_GC | CONFIG_SCRUB, 0,
      "SIZE", "at most so many bytes per second (default: as fast as it goes)"},
-    {"restart", NULL, KIND_SWITCH, AT(restart), 0, 1, CONFIG_SCRUB, 0, "",
+    {"restart", NULL, CONFIG_KIND_SWITCH, AT(restart), 0, 1, CONFIG_SCRUB, 0, "",
      "from the front instead of where the last run ended"},
-    {"keep-lower", NULL, KIND_SWITCH, AT(keep_lower), 0, 1, CONFIG_SCRUB, 0, "",
+    {"keep-lower", NULL, CONFIG_KIND_SWITCH, AT(keep_lower), 0, 1, CONFIG_SCRUB, 0, "",
      "give up damaged planes that only refine; their sessions stay at a lower tier"},
-    {"undo", NULL, KIND_SWITCH, AT(undo), 0, 1, CONFIG_EXPIRE, 0, "",
+    {"undo", NULL, CONFIG_KIND_SWITCH, AT(undo), 0, 1, CONFIG_EXPIRE, 0, "",
      "the session must not go after all"},
-    {"read-data", NULL, KIND_SWITCH, AT(read_data), 0, 1, CONFIG_FSCK, 0, "",
+    {"read-data", NULL, CONFIG_KIND_SWITCH, AT(read_data), 0, 1, CONFIG_FSCK, 0, "",
      "read and digest every extent, check roots and block chains"},
-    {"repair", NULL, KIND_SWITCH, AT(repair), 0, 1, CONFIG_FSCK, 0, "",
+    {"repair", NULL, CONFIG_KIND_SWITCH, AT(repair), 0, 1, CONFIG_FSCK, 0, "",
      "mend what can be mended without losing anything more"},
-    {"rebuild-index", NULL, KIND_SWITCH, AT(rebuild_index), 0, 1, CONFIG_FSCK, 0, "",
+    {"rebuild-index", NULL, CONFIG_KIND_SWITCH, AT(rebuild_index), 0, 1, CONFIG_FSCK, 0, "",
      "first make the index anew from the segments"},
 };
 
 enum { SETTING_COUNT = sizeof settings / sizeof settings[0] };
-_Static_assert(SETTING_COUNT <= 64, "struct config.given has a bit for each");
+_Static_assert(SETTING_COUNT <= 128, "struct config.given has a bit for each");
+
+size_t config_inner_count(void) {
+    return SETTING_COUNT;
+}
+
+const struct config_setting *config_inner_at(size_t index) {
+    return &settings[index];
+}
+
+static void mark(uint64_t bits[2], size_t index) {
+    bits[index / 64] |= UINT64_C(1) << (index % 64);
+}
+
+int config_inner_is_marked(const uint64_t bits[2], size_t index) {
+    return (bits[index / 64] >> (index % 64) & 1) != 0;
+}
 
 static const struct {
     const char *name;
@@ -207,7 +215,7 @@ enum kv_err config_parse_bytes(const char *text, uint64_t *bytes_out, struct kv_
                        text);
 }
 
-static enum kv_err parse_u64(const char *text, const struct setting *setting, uint64_t *out,
+static enum kv_err parse_u64(const char *text, const struct config_setting *setting, uint64_t *out,
                              struct kv_diag *diag) {
     char *end = NULL;
     errno = 0;
@@ -221,7 +229,7 @@ static enum kv_err parse_u64(const char *text, const struct setting *setting, ui
 }
 
 static enum kv_err parse_ages(const char *text, struct image_policy *policy, struct kv_diag *diag) {
-    const struct setting any = {.least = 1, .most = IMAGE_TOKENS_MAX};
+    const struct config_setting any = {.least = 1, .most = IMAGE_TOKENS_MAX};
     struct image_policy parsed = {
         .recipe = policy->recipe, .top_k8v8 = policy->top_k8v8, .pressure = policy->pressure};
     if (strcmp(text, "none") == 0) {
@@ -253,20 +261,11 @@ static enum kv_err parse_ages(const char *text, struct image_policy *policy, str
     return KV_OK;
 }
 
-/* The words of "exact|eager" by number; NULL behind the last. */
-static const char *choice(const struct setting *setting, int index, size_t *length_out) {
-    const char *at = setting->value;
-    for (; index > 0 && at[strcspn(at, "|")] != 0; index--)
-        at += strcspn(at, "|") + 1;
-    *length_out = strcspn(at, "|");
-    return index == 0 ? at : NULL;
-}
-
-static enum kv_err parse_choice(const char *text, const struct setting *setting, int *out,
+static enum kv_err parse_choice(const char *text, const struct config_setting *setting, int *out,
                                 struct kv_diag *diag) {
     size_t length;
     const char *word;
-    for (int i = 0; (word = choice(setting, i, &length)) != NULL; i++)
+    for (int i = 0; (word = config_inner_choice(setting, i, &length)) != NULL; i++)
         if (strlen(text) == length && memcmp(text, word, length) == 0) {
             *out = i;
             return KV_OK;
@@ -274,10 +273,10 @@ static enum kv_err parse_choice(const char *text, const struct setting *setting,
     return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is none of %s", text, setting->value);
 }
 
-static enum kv_err parse_word(const char *text, const struct setting *setting, void *field,
+static enum kv_err parse_word(const char *text, const struct config_setting *setting, void *field,
                               struct kv_diag *diag) {
     static const char *const simds[] = {"auto", "c", "avx2"};
-    if (setting->kind == KIND_RECIPE) {
+    if (setting->kind == CONFIG_KIND_RECIPE) {
         struct image_policy *policy = field;
         if (strcmp(text, "v3") == 0)
             policy->recipe = IMAGE_RECIPE_V3;
@@ -300,7 +299,7 @@ static enum kv_err parse_word(const char *text, const struct setting *setting, v
 
 static enum kv_err parse_device(const char *text, struct config_device *device,
                                 struct kv_diag *diag) {
-    const struct setting index = {.least = 0, .most = 255};
+    const struct config_setting index = {.least = 0, .most = 255};
     uint64_t number = 0;
     if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) {
         *device =
@@ -324,27 +323,27 @@ static enum kv_err parse_f32(const char *text, float *out, struct kv_diag *diag)
     return KV_OK;
 }
 
-static enum kv_err set_value(struct config *config, const struct setting *setting, const char *text,
-                             struct kv_diag *diag) {
+static enum kv_err set_value(struct config *config, const struct config_setting *setting,
+                             const char *text, struct kv_diag *diag) {
     void *field = (char *)config + setting->off;
     uint64_t number = 0;
     enum kv_err err = KV_OK;
     switch (setting->kind) {
-    case KIND_SWITCH:
+    case CONFIG_KIND_SWITCH:
         if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0)
             return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is neither yes nor no", text);
         *(int *)field = text[0] == 'y';
         return KV_OK;
-    case KIND_TEXT:
+    case CONFIG_KIND_TEXT:
         *(const char **)field = text;
         return KV_OK;
-    case KIND_PATH:
+    case CONFIG_KIND_PATH:
         if (text[0] == 0 || strlen(text) >= CONFIG_PATH_BYTES)
             return kv_diag_set(diag, KV_ERR_INVALID, "a path of 1 to %d bytes is needed",
                                CONFIG_PATH_BYTES - 1);
         memcpy(field, text, strlen(text) + 1);
         return KV_OK;
-    case KIND_BYTES:
+    case CONFIG_KIND_BYTES:
         if ((setting->off == AT(store_max_bytes) || setting->off == AT(device_bytes)) &&
             strcmp(text, "none") == 0) {
             *(uint64_t *)field = UINT64_MAX;
@@ -358,31 +357,31 @@ static enum kv_err set_value(struct config *config, const struct setting *settin
         if (err == KV_OK)
             *(uint64_t *)field = number;
         return err;
-    case KIND_U32:
+    case CONFIG_KIND_U32:
         err = parse_u64(text, setting, &number, diag);
         if (err == KV_OK)
             *(uint32_t *)field = (uint32_t)number;
         return err;
-    case KIND_U64:
+    case CONFIG_KIND_U64:
         return parse_u64(text, setting, field, diag);
-    case KIND_F32:
+    case CONFIG_KIND_F32:
         return parse_f32(text, field, diag);
-    case KIND_AGES:
+    case CONFIG_KIND_AGES:
         return parse_ages(text, field, diag);
-    case KIND_DEVICE:
+    case CONFIG_KIND_DEVICE:
         return parse_device(text, field, diag);
-    case KIND_CHOICE:
+    case CONFIG_KIND_CHOICE:
         return parse_choice(text, setting, field, diag);
-    case KIND_SIMD:
-    case KIND_RECIPE:
+    case CONFIG_KIND_SIMD:
+    case CONFIG_KIND_RECIPE:
         break;
     }
     return parse_word(text, setting, field, diag);
 }
 
-static const struct setting *find_setting(const char *name, size_t length) {
+static const struct config_setting *find_setting(const char *name, size_t length) {
     for (size_t i = 0; i < SETTING_COUNT; i++) {
-        const struct setting *setting = &settings[i];
+        const struct config_setting *setting = &settings[i];
         if ((strlen(setting->name) == length && memcmp(name, setting->name, length) == 0) ||
             (setting->alias != NULL && strlen(setting->alias) == length &&
              memcmp(name, setting->alias, length) == 0))
@@ -410,14 +409,14 @@ static enum kv_err read_line(struct config *config, char *line, struct kv_diag *
         return kv_diag_set(diag, KV_ERR_INVALID, "no '='; write `key = value`");
     *equals = 0;
     const char *key = trimmed(line);
-    const struct setting *setting = find_setting(key, strlen(key));
+    const struct config_setting *setting = find_setting(key, strlen(key));
     if (setting == NULL || !setting->in_file)
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "'%s' is not a setting; `coldplane --show-config` lists them", key);
     enum kv_err err = set_value(config, setting, trimmed(equals + 1), diag);
     if (err != KV_OK)
         kv_diag_prefix(diag, "%s", key);
-    config->in_file |= UINT64_C(1) << (setting - settings);
+    mark(config->in_file, (size_t)(setting - settings));
     return err;
 }
 
@@ -460,13 +459,13 @@ static enum kv_err read_flag(struct config *config, int argc, char **argv, int *
     const char *word = argv[*at];
     const char *name = word + (word[1] == '-' ? 2 : 1);
     size_t length = strcspn(name, "=");
-    const struct setting *setting = find_setting(name, length);
+    const struct config_setting *setting = find_setting(name, length);
     if (setting == NULL)
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "%.*s: no such flag; `coldplane help` lists commands and flags",
                            (int)(strcspn(word, "=") < 100 ? strcspn(word, "=") : 100), word);
     const char *value = name[length] == '=' ? name + length + 1 : NULL;
-    if (value == NULL && setting->kind == KIND_SWITCH)
+    if (value == NULL && setting->kind == CONFIG_KIND_SWITCH)
         value = "yes";
     if (value == NULL && *at + 1 < argc)
         value = argv[++*at];
@@ -476,7 +475,7 @@ static enum kv_err read_flag(struct config *config, int argc, char **argv, int *
     enum kv_err err = set_value(config, setting, value, diag);
     if (err != KV_OK)
         kv_diag_prefix(diag, "--%s", setting->name);
-    config->given |= UINT64_C(1) << (setting - settings);
+    mark(config->given, (size_t)(setting - settings));
     return err;
 }
 
@@ -499,10 +498,11 @@ static enum kv_err read_flags(struct config *config, int argc, char **argv, stru
     return first;
 }
 
-static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
-    const char *home = getenv("COLDPLANE_HOME");
-    const char *user = getenv("HOME");
+static enum kv_err set_defaults(const char *home, struct config *config, struct kv_diag *diag) {
+    const char *user = home == NULL ? getenv("HOME") : NULL;
     int length;
+    if (home == NULL)
+        home = getenv("COLDPLANE_HOME");
     if (home != NULL && home[0] != 0)
         length = snprintf(config->home, sizeof config->home, "%s", home);
     else if (user != NULL && user[0] != 0)
@@ -534,6 +534,10 @@ static enum kv_err set_defaults(struct config *config, struct kv_diag *diag) {
     config->slots_low_percent = usual.slots_low_percent;
     config->slots_high_percent = usual.slots_high_percent;
     config->tokens_max = 512;
+    config->listen = "127.0.0.1:8080";
+    config->requests_max = 64;
+    config->wait_seconds = 30;
+    config->stop_seconds = 10;
     config->bench_bytes = UINT64_C(256) << 20;
     return KV_OK;
 }
@@ -547,8 +551,8 @@ static int asked_for_json(int argc, char **argv) {
             return 1;
         if (argv[i][0] != '-' || argv[i][1] == 0)
             continue;
-        const struct setting *setting = find_setting(name, strlen(name));
-        i += setting != NULL && setting->kind != KIND_SWITCH;
+        const struct config_setting *setting = find_setting(name, strlen(name));
+        i += setting != NULL && setting->kind != CONFIG_KIND_SWITCH;
     }
     return 0;
 }
@@ -560,14 +564,24 @@ static int explains(const struct config *config) {
             (strcmp(config->words[0], "help") == 0 || strcmp(config->words[0], "version") == 0));
 }
 
+const char *config_notify_socket(void) {
+    return getenv("NOTIFY_SOCKET");
+}
+
 static int is_in_file(const struct config *config, const char *name) {
-    return (config->in_file >> (find_setting(name, strlen(name)) - settings) & 1) != 0;
+    return config_inner_is_marked(config->in_file,
+                                  (size_t)(find_setting(name, strlen(name)) - settings));
 }
 
 enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag) {
+    return config_load_for(NULL, argc, argv, config_out, diag);
+}
+
+enum kv_err config_load_for(const char *home, int argc, char **argv, struct config *config_out,
+                            struct kv_diag *diag) {
     memset(config_out, 0, sizeof *config_out);
     config_out->json = asked_for_json(argc, argv);
-    enum kv_err err = set_defaults(config_out, diag);
+    enum kv_err err = set_defaults(home, config_out, diag);
     if (err == KV_OK) {
         config_out->file_err = read_file(config_out, &config_out->file_diag);
         err = read_flags(config_out, argc, argv, diag);
@@ -578,8 +592,8 @@ enum kv_err config_load(int argc, char **argv, struct config *config_out, struct
 }
 
 int config_given(const struct config *config, const char *flag) {
-    const struct setting *setting = find_setting(flag, strlen(flag));
-    return setting != NULL && (config->given >> (setting - settings) & 1) != 0;
+    const struct config_setting *setting = find_setting(flag, strlen(flag));
+    return setting != NULL && config_inner_is_marked(config->given, (size_t)(setting - settings));
 }
 
 int config_stated(const struct config *config, const char *flag) {
@@ -589,168 +603,10 @@ int config_stated(const struct config *config, const char *flag) {
 enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,
                                struct kv_diag *diag) {
     for (size_t i = 0; i < SETTING_COUNT; i++)
-        if ((config->given >> i & 1) != 0 && (settings[i].groups & (groups | CONFIG_COMMON)) == 0)
+        if (config_inner_is_marked(config->given, i) &&
+            (settings[i].groups & (groups | CONFIG_COMMON)) == 0)
             return kv_diag_set(diag, KV_ERR_INVALID,
                                "--%s means nothing to `%s`; `coldplane %s --help` lists its flags",
                                settings[i].name, command, command);
     return KV_OK;
-}
-
-static void show_ages(const struct image_policy *policy, FILE *out) {
-    if (policy->age_count == 0)
-        fprintf(out, "none");
-    for (uint32_t i = 0; i < policy->age_count; i++)
-        fprintf(out, "%s%" PRIu64, i > 0 ? "," : "", policy->ages[i]);
-}
-
-/* Of settings whose value is a text; else NULL. */
-static const char *text_of(const struct config *config, const struct setting *setting) {
-    static const char *const simds[] = {"auto", "c", "avx2"};
-    const void *field = (const char *)config + setting->off;
-    switch (setting->kind) {
-    case KIND_TEXT:
-        return *(const char *const *)field;
-    case KIND_PATH:
-        return field;
-    case KIND_SIMD:
-        return simds[*(const enum engine_simd *)field - ENGINE_SIMD_AUTO];
-    case KIND_RECIPE:
-        return image_recipe_name(((const struct image_policy *)field)->recipe);
-    default:
-        return NULL;
-    }
-}
-
-static int is_unset(const struct config *config, const struct setting *setting) {
-    const void *field = (const char *)config + setting->off;
-    return (setting->kind == KIND_TEXT && *(const char *const *)field == NULL) ||
-           (setting->kind == KIND_BYTES && *(const uint64_t *)field == UINT64_MAX);
-}
-
-/* "auto", "cpu" or "cuda:1". */
-static void device_text(const struct config_device *device, char text[16]) {
-    if (device->kind == ENGINE_DEVICE_CUDA)
-        snprintf(text, 16, "cuda:%u", device->index & 255);
-    else
-        snprintf(text, 16, "%s", device->kind == ENGINE_DEVICE_AUTO ? "auto" : "cpu");
-}
-
-static void show_value(const struct config *config, const struct setting *setting, FILE *out) {
-    char device[16];
-    size_t length;
-    const void *field = (const char *)config + setting->off;
-    const char *text = text_of(config, setting);
-    if (setting->kind == KIND_BYTES && is_unset(config, setting)) {
-        fprintf(out, "none");
-        return;
-    }
-    switch (setting->kind) {
-    case KIND_SWITCH:
-        fprintf(out, "%s", *(const int *)field ? "yes" : "no");
-        break;
-    case KIND_BYTES:
-    case KIND_U64:
-        fprintf(out, "%" PRIu64, *(const uint64_t *)field);
-        break;
-    case KIND_U32:
-        fprintf(out, "%" PRIu32, *(const uint32_t *)field);
-        break;
-    case KIND_F32:
-        fprintf(out, "%g", (double)*(const float *)field);
-        break;
-    case KIND_AGES:
-        show_ages(field, out);
-        break;
-    case KIND_DEVICE:
-        device_text(field, device);
-        fprintf(out, "%s", device);
-        break;
-    case KIND_CHOICE:
-        text = choice(setting, *(const int *)field, &length);
-        fprintf(out, "%.*s", (int)length, text);
-        break;
-    default:
-        fprintf(out, "%s", text != NULL ? text : "");
-    }
-}
-
-static void show_ages_json(const struct image_policy *policy, cJSON *ages) {
-    for (uint32_t i = 0; i < policy->age_count; i++)
-        cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
-}
-
-static void show_value_json(const struct config *config, const struct setting *setting, cJSON *to) {
-    const void *field = (const char *)config + setting->off;
-    const char *word;
-    char digits[32];
-    size_t length;
-    if (is_unset(config, setting)) {
-        cJSON_AddNullToObject(to, setting->name);
-        return;
-    }
-    switch (setting->kind) {
-    case KIND_SWITCH:
-        cJSON_AddBoolToObject(to, setting->name, *(const int *)field);
-        break;
-    case KIND_BYTES:
-    case KIND_U64:
-        json_text_u64(to, setting->name, *(const uint64_t *)field);
-        break;
-    case KIND_U32:
-        json_text_u64(to, setting->name, *(const uint32_t *)field);
-        break;
-    case KIND_F32:
-        snprintf(digits, sizeof digits, "%g", (double)*(const float *)field);
-        cJSON_AddRawToObject(to, setting->name, digits);
-        break;
-    case KIND_DEVICE:
-        device_text(field, digits);
-        json_text(to, setting->name, digits);
-        break;
-    case KIND_AGES:
-        show_ages_json(field, cJSON_AddArrayToObject(to, setting->name));
-        break;
-    case KIND_CHOICE:
-        word = choice(setting, *(const int *)field, &length);
-        snprintf(digits, sizeof digits, "%.*s", (int)length, word);
-        json_text(to, setting->name, digits);
-        break;
-    default:
-        json_text(to, setting->name, text_of(config, setting));
-    }
-}
-
-void config_show_json(const struct config *config, cJSON *to) {
-    json_text(to, "home", config->home);
-    cJSON *values = cJSON_AddObjectToObject(to, "settings");
-    for (size_t i = 0; i < SETTING_COUNT; i++)
-        if (settings[i].in_file)
-            show_value_json(config, &settings[i], values);
-}
-
-void config_show(const struct config *config, FILE *out) {
-    fprintf(out, "# COLDPLANE_HOME is %s; this is its file `config` as in force now\n",
-            config->home);
-    if (config->file_err != KV_OK)
-        fprintf(out, "# %s\n", config->file_diag.text);
-    for (size_t i = 0; i < SETTING_COUNT; i++) {
-        const struct setting *setting = &settings[i];
-        if (!setting->in_file)
-            continue;
-        int left_out = is_unset(config, setting) && setting->kind == KIND_TEXT;
-        fprintf(out, "%s%s = ", left_out ? "# " : "", setting->name);
-        show_value(config, setting, out);
-        fprintf(out, "\n");
-    }
-}
-
-void config_help(unsigned groups, FILE *out) {
-    for (size_t i = 0; i < SETTING_COUNT; i++) {
-        char name[64];
-        if ((settings[i].groups & groups) == 0)
-            continue;
-        snprintf(name, sizeof name, "--%s%s%s", settings[i].name,
-                 settings[i].value[0] != 0 ? " " : "", settings[i].value);
-        fprintf(out, "  %-26s %s\n", name, settings[i].help);
-    }
 }

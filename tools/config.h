@@ -43,7 +43,8 @@ enum config_group {
     CONFIG_TAG = 1 << 15,    /* tag */
     CONFIG_REMOVE = 1 << 16, /* purge */
     CONFIG_BACK = 1 << 17,   /* to */
-    CONFIG_TOP = 1 << 18     /* once */
+    CONFIG_TOP = 1 << 18,    /* once */
+    CONFIG_SERVE = 1 << 19   /* listen, no-key, …: of coldplaned */
 };
 
 /* How a stored session comes back for a turn. */
@@ -81,7 +82,11 @@ struct config {
     /* The first line of the file that means nothing. Only commands that explain go on then. */
     enum kv_err file_err;
     struct kv_diag file_diag;
-    uint64_t given, in_file; /* bit per entry of the table: came as a flag, stands in the file */
+    uint64_t given[2],
+        in_file[2];             /* bit per entry of the table: came as a flag, stands in the file */
+    const char *listen, *hosts; /* ADDRESS:PORT; names separated by commas, NULL: none */
+    uint32_t requests_max, wait_seconds, stop_seconds;
+    int remote, no_key, log_text;
     char file_text[CONFIG_FILE_BYTES_MAX + 1];
 };
 
@@ -90,6 +95,15 @@ struct config {
  * that explain (help, version, --show-config) are not stopped by a broken file: it is told in
  * file_err and file_diag, and every line that can be read counts. */
 enum kv_err config_load(int argc, char **argv, struct config *config_out, struct kv_diag *diag);
+/* As above for somebody whose COLDPLANE_HOME is `home`: the environment is not read. */
+enum kv_err config_load_for(const char *home, int argc, char **argv, struct config *config_out,
+                            struct kv_diag *diag);
+/* The first flag of `groups` that was given and says something else than `other` has, without its
+ * dashes; NULL when there is none. */
+const char *config_differs(const struct config *config, const struct config *other,
+                           unsigned groups);
+/* Where a service manager wants to be told, NULL: nobody does. */
+const char *config_notify_socket(void);
 /* INVALID, naming the first flag given that does not belong to `groups` of command `command`. */
 enum kv_err config_check_flags(const struct config *config, unsigned groups, const char *command,
                                struct kv_diag *diag);

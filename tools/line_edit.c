@@ -45,7 +45,7 @@ static int idle_ms(struct line_edit *edit) {
 
 /* 1 when there is something to read on standard input, 0 when a signal came first. */
 static int wait_for_input(struct line_edit *edit) {
-    struct pollfd waits[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
+    struct pollfd waits[2] = {{.fd = fileno(edit->cmd->in), .events = POLLIN},
                               {.fd = edit->cmd->signals, .events = POLLIN}};
     for (;;) {
         if (cmd_interrupted(edit->cmd)) {
@@ -62,7 +62,7 @@ static int read_character(EditLine *terminal, wchar_t *character_out) {
     char byte;
     el_get(terminal, EL_CLIENTDATA, &edit);
     for (;;) {
-        if (!wait_for_input(edit) || read(STDIN_FILENO, &byte, 1) != 1)
+        if (!wait_for_input(edit) || read(fileno(edit->cmd->in), &byte, 1) != 1)
             return 0;
         size_t got = mbrtowc(character_out, &byte, 1, &edit->decoding);
         if (got == (size_t)-1)
@@ -79,9 +79,9 @@ enum kv_err line_edit_open(struct cmd *cmd, struct line_edit **edit_out, struct 
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a line");
     edit->cmd = cmd;
     *edit_out = edit;
-    if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
+    if (!isatty(fileno(cmd->in)) || !isatty(fileno(cmd->out)))
         return KV_OK;
-    edit->terminal = el_init("coldplane", stdin, stdout, stderr);
+    edit->terminal = el_init("coldplane", cmd->in, cmd->out, cmd->err);
     edit->history = history_init();
     if (edit->terminal == NULL || edit->history == NULL) {
         line_edit_close(edit);
@@ -142,7 +142,7 @@ static enum line_edit_got from_terminal(struct line_edit *edit, const char **lin
 /* The next byte of a pipe; -1 at its end or when a signal came first. */
 static int pipe_byte(struct line_edit *edit) {
     if (edit->at == edit->end) {
-        ssize_t got = wait_for_input(edit) ? read(STDIN_FILENO, edit->buffer, 4096) : 0;
+        ssize_t got = wait_for_input(edit) ? read(fileno(edit->cmd->in), edit->buffer, 4096) : 0;
         edit->ended = got <= 0 && !edit->interrupted;
         edit->at = 0;
         edit->end = got > 0 ? (size_t)got : 0;

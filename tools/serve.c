@@ -5,7 +5,6 @@
  */
 #include "tools/serve.h"
 
-#include "engine/transfer.h"
 #include "tools/serve_inner.h"
 
 #include <stdarg.h>
@@ -137,6 +136,10 @@ enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag) {
     return prefix_refresh(serve->prefix, diag);
 }
 
+enum kv_err serve_note(struct serve *serve, const char *name, struct kv_diag *diag) {
+    return prefix_note(serve->prefix, name, diag);
+}
+
 int serve_is_ready(struct serve *serve) {
     pthread_mutex_lock(&serve->lock);
     int ready = !serve->stopping;
@@ -244,13 +247,6 @@ void serve_hurry(struct serve *serve) {
     pthread_mutex_unlock(&serve->lock);
 }
 
-static int is_unsaved(struct session *session) {
-    const struct transfer_durable *durable = transfer_durable(session);
-    struct session_info info;
-    session_info(session, &info);
-    return info.n_kv > 0 && (durable->snapshot == 0 || durable->n_kv != info.n_kv);
-}
-
 /* Every turn that was answered is saved already; what is left was fed by somebody who went away in
  * between, or failed to save before. */
 static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
@@ -262,7 +258,7 @@ static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     for (uint32_t i = 0; (session = session_at(service_engine(service), i)) != NULL; i++) {
         struct kv_diag own = {""};
         struct receipt receipt;
-        if (!is_unsaved(session))
+        if (service_is_saved(session))
             continue;
         enum kv_err err = service_save(service, session, 0, &receipt, &own);
         if (err == KV_OK || first != KV_OK)

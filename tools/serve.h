@@ -37,6 +37,8 @@ struct service *serve_service(struct serve *serve);
 /* As the scheduler thread, after a command that may have made, renamed or moved stored sessions by
  * other ways than serve_turn: so that requests find them by their text. NOMEM, IO. */
 enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag);
+/* The same for one of them, also a name that is nowhere any more. */
+enum kv_err serve_note(struct serve *serve, const char *name, struct kv_diag *diag);
 
 enum serve_found { SERVE_NEW, SERVE_DEVICE, SERVE_RAM, SERVE_DISK }; /* where it was woken from */
 enum serve_finish { SERVE_STOP, SERVE_LENGTH, SERVE_CONTEXT, SERVE_CANCELLED, SERVE_DEADLINE };

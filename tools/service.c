@@ -569,10 +569,14 @@ static enum kv_err not_here(const char *name, struct kv_diag *diag) {
                        "session %s: not in this store; `coldplane ls` lists what is there", name);
 }
 
-static enum kv_err create_session(struct service *service, const char *name, const uint8_t *owner,
-                                  struct session **session_out, struct kv_diag *diag) {
+static enum kv_err create_session(struct service *service, const char *name,
+                                  const struct service_lookup *lookup, struct session **session_out,
+                                  struct kv_diag *diag) {
+    const uint8_t *owner = lookup->owner;
     const struct session_settings settings = {
-        .name = name, .policy = service->policy, .sampler = service->sampler};
+        .name = name,
+        .policy = lookup->policy != NULL ? *lookup->policy : service->policy,
+        .sampler = lookup->sampler != NULL ? *lookup->sampler : service->sampler};
     enum kv_err err = make_seat(service, diag);
     if (err == KV_OK)
         err = session_create(service->engine, &settings, session_out, diag);
@@ -596,7 +600,7 @@ enum kv_err service_session(struct service *service, const char *name,
         return err;
     if (err == KV_ERR_NOT_FOUND && lookup->create) {
         opened_out->found = SERVICE_NEW;
-        return create_session(service, name, lookup->owner, session_out, diag);
+        return create_session(service, name, lookup, session_out, diag);
     }
     int foreign =
         err == KV_OK && lookup->owner != NULL && memcmp(owner, lookup->owner, sizeof owner) != 0;
@@ -616,6 +620,21 @@ enum kv_err service_session(struct service *service, const char *name,
                                             .progress_context = lookup->progress_context};
     opened_out->found = SERVICE_WOKEN;
     return service_wake(service, name, &options, session_out, &opened_out->receipt, diag);
+}
+
+int service_is_saved(struct session *session) {
+    const struct transfer_durable *durable = transfer_durable(session);
+    struct session_info info;
+    session_info(session, &info);
+    return info.n_kv == 0 || (durable->snapshot != 0 && durable->n_kv == info.n_kv);
+}
+
+void service_drop(struct service *service, struct session *session) {
+    if (service->snapshot != NULL)
+        snapshot_drop(service->snapshot, session);
+    else
+        session_drop(session);
+    service_changed(service);
 }
 
 static enum kv_err need_writer(const struct service *service, struct kv_diag *diag) {

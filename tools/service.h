@@ -162,6 +162,9 @@ struct service_lookup {
     int create; /* 1: a name that is nowhere becomes a new session; 0: NOT_FOUND */
     int skip_needles;
     uint64_t snapshot; /* an older one of the session, 0: its head */
+    /* What a new session is made with; NULL: as the settings say. */
+    const struct image_policy *policy;
+    const struct image_sampler *sampler;
     /* IMAGE_OWNER_BYTES: only a session of this owner is found, another's is NOT_FOUND, a new one
      * becomes this owner's. NULL: anybody's, and a new one is the operator's. */
     const uint8_t *owner;
@@ -193,6 +196,10 @@ int service_refine(struct service *service, struct session *session, struct rece
 /* Needles asked, everything durable, then off the device. On an error it stays resident. */
 enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag);
+/* 1 when what the session has is what its newest snapshot has, or nothing. */
+int service_is_saved(struct session *session);
+/* Off the device without a save: what is stored stays. */
+void service_drop(struct service *service, struct session *session);
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
                          struct receipt *receipt_out, struct kv_diag *diag);
 /* An explicit save with a tag; `tag` NULL: without. */

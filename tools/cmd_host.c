@@ -1,0 +1,203 @@
+/* tools/cmd_host.c - a command in the daemon: its store, its sessions, its limits.
+ *
+ * Responsible for: the contract of cmd_host.h; pausing, writing beside the background writer.
+ * Not responsible for: the socket (control.c).
+ *
+ * A command that works on the store alone finds its session off the device: what is resident would
+ * not know what became of it. One that is saved is dropped, another is saved first.
+ */
+#include "tools/cmd_host.h"
+
+#include "snapshot/snap_tree.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+static const uint64_t second_ns = 1000000000;
+
+static int is_command(const struct cmd *cmd, const char *name) {
+    return strcmp(cmd->config->words[0], name) == 0;
+}
+
+enum kv_err cmd_host_check(const struct cmd *cmd, const struct cmd_entry *entry,
+                           struct kv_diag *diag) {
+    const struct config *config = cmd->config;
+    const char *what = NULL;
+    const char *flag =
+        config_differs(config, cmd->host->config, (CONFIG_ENGINE | CONFIG_WRITE) & ~CONFIG_TOKENS);
+    if (strcmp(entry->name, "bench") == 0)
+        what = "bench";
+    else if (config->purge)
+        what = "rm --purge";
+    else if (config->repair)
+        what = "fsck --repair";
+    else if (config->rebuild_index)
+        what = "fsck --rebuild-index";
+    else if (config->rate_bytes != 0)
+        what = "a --rate, during which nothing could be saved,";
+    if (what != NULL)
+        return kv_diag_set(
+            diag, KV_ERR_BUSY,
+            "%s cannot be done while a daemon holds the store; stop coldplaned first", what);
+    if (flag != NULL)
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "--%s: the daemon that holds the store was started with another value; "
+                           "leave it out, or stop coldplaned first",
+                           flag);
+    return KV_OK;
+}
+
+static void enter(struct cmd *cmd) {
+    service_enter(cmd->host->service);
+    cmd->inside = 1;
+}
+
+static void leave(struct cmd *cmd) {
+    cmd->inside = 0;
+    service_leave(cmd->host->service);
+}
+
+static enum kv_err take(struct cmd *cmd, const char *name, int index, struct kv_diag *diag) {
+    const struct service_patience patience = {kv_clock_now_ns(cmd->clock) +
+                                                  cmd->host->config->wait_seconds * second_ns,
+                                              cmd_interrupted, cmd};
+    if (cmd->leases[index].name[0] != 0)
+        return KV_OK;
+    return service_lease(cmd->host->service, name, &patience, &cmd->leases[index], diag);
+}
+
+/* Off the device, with everything it has in the store. */
+static enum kv_err let_go(struct cmd *cmd, const char *name, struct kv_diag *diag) {
+    struct service *service = cmd->host->service;
+    struct receipt receipt;
+    service_settle(service);
+    struct session *session = session_find(service_engine(service), name);
+    if (session == NULL)
+        return KV_OK;
+    if (!service_is_saved(session))
+        return service_sleep(service, session, &receipt, diag);
+    snapshot_drain(service_snapshot(service));
+    service_drop(service, session_find(service_engine(service), name));
+    return KV_OK;
+}
+
+enum kv_err cmd_host_take_session(struct cmd *cmd, struct kv_diag *diag) {
+    enum kv_err err = take(cmd, cmd->session_name, 0, diag);
+    /* An older snapshot is woken under the same name. */
+    return err == KV_OK && cmd->snapshot != 0 ? let_go(cmd, cmd->session_name, diag) : err;
+}
+
+/* The sessions that the command names, as it will find them in the store. */
+static enum kv_err take_named(struct cmd *cmd, struct kv_diag *diag) {
+    struct service *service = cmd->host->service;
+    const char *new_name =
+        is_command(cmd, "fork") || is_command(cmd, "rename") ? cmd_word(cmd, 1) : NULL;
+    struct snap_tree_room room;
+    struct snap_tree_place place = {cmd->session_name, NULL};
+    enum kv_err err = KV_OK;
+    if (cmd->session_name == NULL || is_command(cmd, "import") || is_command(cmd, "scrub"))
+        return KV_OK;
+    if (is_command(cmd, "fork") || is_command(cmd, "rm"))
+        KV_TRY(snap_tree_parse(service_store(service), cmd->session_name, &room, &place, diag));
+    KV_TRY(take(cmd, place.name, 0, diag));
+    if (new_name != NULL)
+        KV_TRY(take(cmd, new_name, 1, diag));
+    /* Turns that were saved last and blocks under way must be there. */
+    snapshot_drain(service_snapshot(service));
+    if (!is_command(cmd, "fork"))
+        err = let_go(cmd, place.name, diag);
+done:
+    return err;
+}
+
+enum kv_err cmd_host_open_store(struct cmd *cmd, struct store **store_out, struct kv_diag *diag) {
+    enter(cmd);
+    enum kv_err err = take_named(cmd, diag);
+    if (err != KV_OK) {
+        cmd_host_close(cmd);
+        return err;
+    }
+    *store_out = service_store(cmd->host->service);
+    cmd_write_begin(cmd, cmd->host->service);
+    return KV_OK;
+}
+
+enum kv_err cmd_host_open_service(struct cmd *cmd, struct service **service_out,
+                                  struct kv_diag *diag) {
+    (void)diag;
+    enter(cmd);
+    *service_out = cmd->host->service;
+    return KV_OK;
+}
+
+void cmd_write_begin(struct cmd *cmd, struct service *service) {
+    if (cmd->host == NULL)
+        return;
+    leave(cmd);
+    snapshot_writer_take(service_snapshot(service));
+    cmd->writes = 1;
+}
+
+void cmd_write_end(struct cmd *cmd, struct service *service) {
+    if (cmd->host == NULL)
+        return;
+    cmd->writes = 0;
+    snapshot_writer_give(service_snapshot(service));
+    enter(cmd);
+}
+
+/* A command that failed in the middle leaves what a program that ends would leave. */
+static void drop_unsaved(struct cmd *cmd) {
+    struct service *service = cmd->host->service;
+    if (cmd->leases[0].name[0] == 0)
+        return;
+    struct session *session = session_find(service_engine(service), cmd->leases[0].name);
+    if (session != NULL && !service_is_saved(session))
+        service_drop(service, session);
+}
+
+void cmd_host_close(struct cmd *cmd) {
+    struct service *service = cmd->host->service;
+    if (cmd->writes)
+        cmd_write_end(cmd, service);
+    if (!cmd->inside)
+        return;
+    drop_unsaved(cmd);
+    for (int i = 0; i < 2; i++) {
+        if (cmd->leases[i].name[0] != 0)
+            cmd->host->changed(cmd->host->context, cmd->leases[i].name);
+        service_lease_end(service, &cmd->leases[i]);
+    }
+    if (is_command(cmd, "import"))
+        cmd->host->changed(cmd->host->context, NULL);
+    leave(cmd);
+}
+
+void cmd_pause(struct cmd *cmd) {
+    if (cmd->host == NULL)
+        return;
+    for (int i = 0; i < 2; i++)
+        service_lease_end(cmd->host->service, &cmd->leases[i]);
+    leave(cmd);
+}
+
+enum kv_err cmd_resume(struct cmd *cmd, struct kv_diag *diag) {
+    if (cmd->host == NULL)
+        return KV_OK;
+    enter(cmd);
+    return take(cmd, cmd->session_name, 0, diag);
+}
+
+void cmd_host_listen(struct cmd *cmd) {
+    char said[16];
+    ssize_t got;
+    while ((got = recv(cmd->signals, said, sizeof said, MSG_DONTWAIT)) > 0)
+        for (ssize_t i = 0; i < got; i++) {
+            cmd->interrupts += said[i] == 'I';
+            cmd->leave |= said[i] != 'I';
+        }
+    /* Whoever asked has gone. */
+    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        cmd->leave = 1;
+}

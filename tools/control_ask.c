@@ -1,0 +1,125 @@
+/* tools/control_ask.c - asking the daemon that holds a store to run a command.
+ *
+ * Responsible for: sending arguments, streams and folder, handing signals on, waiting.
+ * Not responsible for: printing: the daemon does, to the streams that were sent.
+ */
+#include "tools/control.h"
+#include "tools/control_wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* -1 when nobody listens. */
+static int reach(const char *store) {
+    struct sockaddr_un address;
+    int folder = control_wire_address(store, &address);
+    if (folder < 0)
+        return -1;
+    int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (client >= 0 && connect(client, (const struct sockaddr *)&address, sizeof address) != 0) {
+        close(client);
+        client = -1;
+    }
+    close(folder);
+    return client;
+}
+
+static int send_head(int client, const uint8_t head[CONTROL_WIRE_HEAD_BYTES], int folder) {
+    int streams[CONTROL_WIRE_STREAMS] = {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO, folder};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof streams)];
+    } control;
+    struct iovec piece = {(void *)head, CONTROL_WIRE_HEAD_BYTES};
+    memset(&control, 0, sizeof control);
+    struct msghdr message = {.msg_iov = &piece,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof streams);
+    memcpy(CMSG_DATA(part), streams, sizeof streams);
+    return sendmsg(client, &message, MSG_NOSIGNAL) == CONTROL_WIRE_HEAD_BYTES;
+}
+
+static int send_texts(int client, const char *home, int argc, char **argv) {
+    int good = control_wire_put(client, home, strlen(home) + 1);
+    for (int i = 0; good && i < argc; i++)
+        good = control_wire_put(client, argv[i], strlen(argv[i]) + 1);
+    return good;
+}
+
+static int send_all(int client, const struct config *config, int argc, char **argv) {
+    uint8_t head[CONTROL_WIRE_HEAD_BYTES];
+    uint64_t bytes = strlen(config->home) + 1;
+    for (int i = 0; i < argc; i++)
+        bytes += strlen(argv[i]) + 1;
+    int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        folder = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    kv_put_u32(head, CONTROL_WIRE_MAGIC);
+    kv_put_u32(head + 4, CONTROL_WIRE_VERSION);
+    kv_put_u32(head + 8, (uint32_t)argc + 1);
+    kv_put_u32(head + 12, (uint32_t)(bytes < CONTROL_BYTES_MAX ? bytes : CONTROL_BYTES_MAX + 1));
+    int good = send_head(client, head, folder) && send_texts(client, config->home, argc, argv);
+    if (folder >= 0)
+        close(folder);
+    return good;
+}
+
+static int take_signals(sigset_t *before_out) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    if (sigprocmask(SIG_BLOCK, &set, before_out) != 0)
+        return -1;
+    return signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+}
+
+/* Until the answer is there; what the person at the terminal wants goes to the daemon. */
+static int await_answer(int client, int signals, uint8_t answer[CONTROL_WIRE_ANSWER_BYTES]) {
+    struct pollfd waits[2] = {{.fd = client, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+    struct signalfd_siginfo info;
+    for (;;) {
+        if (poll(waits, 2, -1) < 0 && errno != EINTR)
+            return 0;
+        while (signals >= 0 && read(signals, &info, sizeof info) == (ssize_t)sizeof info)
+            (void)control_wire_put(client, info.ssi_signo == SIGINT ? "I" : "T", 1);
+        if (waits[0].revents != 0)
+            return control_wire_get(client, answer, CONTROL_WIRE_ANSWER_BYTES);
+    }
+}
+
+enum kv_err control_ask(const struct config *config, int argc, char **argv, int *code_out,
+                        struct kv_diag *diag) {
+    uint8_t answer[CONTROL_WIRE_ANSWER_BYTES];
+    sigset_t before;
+    int client = reach(config->store);
+    if (client < 0)
+        return KV_ERR_NOT_FOUND;
+    int signals = take_signals(&before);
+    int good = send_all(client, config, argc, argv) && await_answer(client, signals, answer) &&
+               kv_get_u32(answer) == CONTROL_WIRE_MAGIC;
+    close(client);
+    if (signals >= 0) {
+        close(signals);
+        (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    }
+    if (!good)
+        return kv_diag_set(diag, KV_ERR_IO,
+                           "the daemon that holds store %s ended before the command did, or takes "
+                           "no more; see its log and run the command again",
+                           config->store);
+    *code_out = (int)kv_get_u32(answer + 4);
+    return KV_OK;
+}
