@@ -162,10 +162,22 @@ struct session *world_find(struct world *world, uint32_t session) {
 
 /* --- steps */
 
+/* A step of its ladder every 512 tokens. */
+static struct image_policy policy_of(enum image_recipe recipe, int top_k8v8) {
+    struct image_policy policy = {.recipe = recipe, .top_k8v8 = top_k8v8};
+    policy.age_count = image_steps(&policy);
+    for (uint32_t i = 0; i < policy.age_count; i++)
+        policy.ages[i] = 512 * (uint64_t)(i + 1);
+    return policy;
+}
+
 static enum kv_err set_ages(struct session *session, int coarse, struct kv_diag *diag) {
-    static const uint64_t fine_ages[3] = {512, 1024, 1536}, coarse_ages[3] = {0, 256, 512};
-    struct image_policy policy = {.recipe = IMAGE_RECIPE_V3, .age_count = 3};
-    memcpy(policy.ages, coarse ? coarse_ages : fine_ages, sizeof fine_ages);
+    static const uint64_t coarse_ages[IMAGE_AGES_MAX] = {0, 256, 512, 768};
+    struct session_info info;
+    session_info(session, &info);
+    struct image_policy policy = policy_of(info.policy.recipe, info.policy.top_k8v8);
+    if (coarse)
+        memcpy(policy.ages, coarse_ages, policy.age_count * sizeof coarse_ages[0]);
     enum kv_err err = session_set_policy(session, &policy, diag);
     /* A promotion that cannot be read stays under way; the answer does not depend on it. */
     for (int i = 0; err == KV_OK && session_promoting(session) && i < 100; i++)
@@ -188,8 +200,9 @@ enum kv_err world_say(struct world *world, uint32_t session, uint32_t feed, uint
         if (err == KV_ERR_NOT_FOUND) {
             struct session_settings settings =
                 support_engine_greedy(world_name(session), IMAGE_RECIPE_V3);
-            settings.policy = (struct image_policy){
-                .recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
+            /* Every third of each kind: v3, v2, v3 with K8V8 in front. */
+            settings.policy =
+                policy_of(session % 3 == 1 ? IMAGE_RECIPE_V2 : IMAGE_RECIPE_V3, session % 3 == 2);
             err = session_create(world->engine, &settings, &found, diag);
         }
         if (err != KV_OK)
@@ -427,14 +440,16 @@ static enum kv_err make_room(struct world *world, int may_degrade, struct kv_dia
     return err;
 }
 
-/* What the session reads once it has given up the first, the second and the third plane: its own
- * policy with as many distances at their smallest. */
+/* What the session reads once it has given up its planes one after the other: its own policy with
+ * as many distances at their smallest. */
 static enum kv_err add_lowered(struct world *world, uint32_t session, struct kv_diag *diag) {
     enum kv_err err = world_wake(world, session, diag);
     struct session *found = world_find(world, session);
     for (uint32_t steps = 1; err == KV_OK && steps <= IMAGE_AGES_MAX; steps++) {
         struct session_info info;
         session_info(found, &info);
+        if (steps > image_steps(&info.policy))
+            break;
         if (info.policy.age_count < steps)
             info.policy.age_count = steps;
         memset(info.policy.ages, 0, steps * sizeof info.policy.ages[0]);
