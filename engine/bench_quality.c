@@ -16,9 +16,6 @@
 /* A chunk's logits of the reference are kept while the others run over it. */
 enum { CHUNK = 64, SPOIL_EXPONENT = 3 };
 
-static const enum layout_tier tiers[BENCH_QUALITY_TIERS] = {LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3,
-                                                            LAYOUT_K6V2};
-
 struct side { /* a session at one tier */
     struct session *session;
     struct bench_quality_row *row;
@@ -159,6 +156,12 @@ static enum kv_err open_session(struct run *run, const char *name, struct image_
     return err;
 }
 
+/* Every block at the tier after `step` steps, whatever its age. */
+static struct image_policy policy_at(const struct bench_quality_options *options, uint32_t step) {
+    return (struct image_policy){
+        .recipe = options->recipe, .top_k8v8 = options->top_k8v8, .age_count = step};
+}
+
 static double bytes_per_token(const struct engine *engine, enum layout_tier tier) {
     const struct layout_geometry *g = &engine->model.geometry;
     uint64_t bytes = layout_tier_slots(tier) * layout_slot_raw_bytes(g);
@@ -172,9 +175,11 @@ static enum kv_err open_all(struct run *run, struct bench_quality_result *result
                             struct kv_diag *diag) {
     const struct kv_alloc *alloc = run->engine->settings.alloc;
     uint32_t vocab = run->engine->model.vocab_count;
+    const struct image_policy top = policy_at(run->options, 0);
+    uint32_t tier_count = image_steps(&top) + 1;
     enum kv_err err;
 
-    result->row_count = BENCH_QUALITY_TIERS + (run->options->spoil != 0);
+    result->row_count = tier_count + (run->options->spoil != 0);
     run->events =
         kv_alloc_zeroed(alloc, 2 * run->engine->settings.sessions_max + 1, sizeof *run->events);
     run->logits = kv_alloc_zeroed(alloc, (size_t)CHUNK * vocab, sizeof *run->logits);
@@ -188,21 +193,19 @@ static enum kv_err open_all(struct run *run, struct bench_quality_result *result
         &run->reference, diag));
     for (uint32_t i = 0; i < result->row_count; i++) {
         struct side *side = &run->sides[i];
-        uint32_t step = i < BENCH_QUALITY_TIERS ? i : 0;
+        uint32_t step = i < tier_count ? i : 0;
+        enum layout_tier tier = image_step_tier(&top, step);
         char name[64];
         snprintf(name, sizeof name, "bench quality %u", i);
         side->row = &result->rows[i];
-        *side->row = (struct bench_quality_row){.tier = tiers[step],
-                                                .spoilt = i == BENCH_QUALITY_TIERS,
-                                                .bytes_per_token =
-                                                    bytes_per_token(run->engine, tiers[step])};
+        *side->row =
+            (struct bench_quality_row){.tier = tier,
+                                       .spoilt = i == tier_count,
+                                       .bytes_per_token = bytes_per_token(run->engine, tier)};
         side->kl = kv_alloc_zeroed(alloc, run->options->id_count, sizeof *side->kl);
         if (!side->kl)
             return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the quality bench");
-        KV_TRY(open_session(
-            run, name,
-            (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = step, .ages = {0, 0, 0}},
-            &side->session, diag));
+        KV_TRY(open_session(run, name, policy_at(run->options, step), &side->session, diag));
         run->side_count++;
     }
 done:
@@ -255,13 +258,14 @@ static void sum_up(struct run *run, struct bench_quality_result *result) {
     }
 }
 
-uint64_t bench_quality_slots(uint32_t id_count, int spoil_too) {
-    uint64_t blocks = layout_sealed_blocks(id_count);
+uint64_t bench_quality_slots(const struct bench_quality_options *options) {
+    const struct image_policy top = policy_at(options, 0);
+    uint64_t blocks = layout_sealed_blocks(options->id_count);
     /* Nothing is durable, so every block keeps its top tier's slots. */
-    uint64_t coded = blocks * layout_tier_slots(LAYOUT_K8V4) + WINDOW_SLOTS;
+    uint64_t coded = blocks * layout_tier_slots(image_top(&top)) + WINDOW_SLOTS;
 
     return blocks * LAYOUT_BLOCK_SLOTS + WINDOW_SLOTS +
-           coded * (BENCH_QUALITY_TIERS + (spoil_too != 0));
+           coded * (image_steps(&top) + 1 + (options->spoil != 0));
 }
 
 enum kv_err bench_quality(struct engine *engine, const struct bench_quality_options *options,
@@ -269,7 +273,7 @@ enum kv_err bench_quality(struct engine *engine, const struct bench_quality_opti
     const struct kv_alloc *alloc = engine->settings.alloc;
     struct run run = {.engine = engine, .options = options};
     struct bench_quality_result result = {.row_count = 0};
-    uint64_t needed = bench_quality_slots(options->id_count, options->spoil);
+    uint64_t needed = bench_quality_slots(options);
     enum kv_err err;
 
     if (options->id_count < options->first_position + 2 ||

@@ -20,12 +20,14 @@
 
 #include "engine/engine.h"
 
-enum { BENCH_QUALITY_TIERS = 4, BENCH_QUALITY_ROWS = BENCH_QUALITY_TIERS + 1 };
+enum { BENCH_QUALITY_ROWS = IMAGE_AGES_MAX + 2 }; /* a ladder's tiers, and one spoilt */
 
 struct bench_quality_options {
     const uint32_t *ids;
-    uint32_t id_count;       /* at most the context */
-    uint32_t first_position; /* earlier ones are not counted: nothing is sealed there */
+    uint32_t id_count;        /* at most the context */
+    enum image_recipe recipe; /* whose ladder, not bf16 … */
+    int top_k8v8;             /* … and with K8V8 in front or without */
+    uint32_t first_position;  /* earlier ones are not counted: nothing is sealed there */
     int spoil;
     void (*progress)(void *context, uint32_t tokens_done, uint32_t tokens); /* may be NULL */
     void *context;
@@ -49,7 +51,7 @@ struct bench_quality_result {
 /* Needs slots for all sessions at once: INVALID names how many. */
 enum kv_err bench_quality(struct engine *engine, const struct bench_quality_options *options,
                           struct bench_quality_result *result_out, struct kv_diag *diag);
-/* Slots that a run over `id_count` tokens needs. */
-uint64_t bench_quality_slots(uint32_t id_count, int spoil);
+/* Slots that a run needs. */
+uint64_t bench_quality_slots(const struct bench_quality_options *options);
 
 #endif

@@ -13,23 +13,26 @@
 
 enum { TOKENS = 1500, FIRST = 576 };
 
-static void quality_falls_with_the_tier(void **state) {
+static void quality_of(enum image_recipe recipe, int top_k8v8, uint32_t tiers) {
     struct support_engine_options options = support_engine_default();
     struct bench_quality_result result;
     uint32_t ids[TOKENS];
-    struct bench_quality_options bench = {
-        .ids = ids, .id_count = TOKENS, .first_position = FIRST, .spoil = 1};
+    struct bench_quality_options bench = {.ids = ids,
+                                          .id_count = TOKENS,
+                                          .recipe = recipe,
+                                          .top_k8v8 = top_k8v8,
+                                          .first_position = FIRST,
+                                          .spoil = 1};
     struct kv_diag diag = {""};
 
-    (void)state;
-    options.slots = (uint32_t)bench_quality_slots(TOKENS, 1) + 8;
+    options.slots = (uint32_t)bench_quality_slots(&bench) + 8;
     struct engine *engine = support_engine_tiny(&options);
     struct engine_model model;
     engine_model(engine, &model);
     support_engine_ids(testing_seed("ids", 3), model.vocab_count, ids, TOKENS);
     if (bench_quality(engine, &bench, &result, &diag) != KV_OK)
         fail_msg("%s", diag.text);
-    assert_int_equal(result.row_count, 5);
+    assert_int_equal(result.row_count, tiers + 1);
     for (uint32_t i = 0; i < result.row_count; i++) {
         const struct bench_quality_row *row = &result.rows[i];
         printf("%s%s: KL %.3e, 99.9 %% %.3e, same top %.4f, perplexity ratio %.5f\n",
@@ -43,9 +46,9 @@ static void quality_falls_with_the_tier(void **state) {
             assert_true(row->bytes_per_token < result.rows[i - 1].bytes_per_token);
         }
     }
-    assert_true(result.rows[4].spoilt);
-    assert_true(result.rows[4].kl_mean > 3 * result.rows[0].kl_mean);
-    assert_true(result.rows[0].bytes_per_token < result.bf16_bytes_per_token / 2);
+    assert_true(result.rows[tiers].spoilt);
+    assert_true(result.rows[tiers].kl_mean > 3 * result.rows[0].kl_mean);
+    assert_true(result.rows[0].bytes_per_token < result.bf16_bytes_per_token * 0.6);
     assert_null(session_at(engine, 0));
     bench.id_count = FIRST;
     assert_int_equal(bench_quality(engine, &bench, &result, &diag), KV_ERR_INVALID);
@@ -53,6 +56,12 @@ static void quality_falls_with_the_tier(void **state) {
     assert_int_equal(bench_quality(engine, &bench, &result, &diag), KV_ERR_INVALID);
     assert_non_null(strstr(diag.text, "slots"));
     engine_close(engine);
+}
+
+static void quality_falls_with_the_tier(void **state) {
+    (void)state;
+    quality_of(IMAGE_RECIPE_V3, 0, 4);
+    quality_of(IMAGE_RECIPE_V2, 1, 4);
 }
 
 static void speed_is_of_the_tokens_asked_for(void **state) {

@@ -299,10 +299,17 @@ enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag) {
     struct bench bench = {.cmd = cmd};
     struct bench_quality_result result;
     uint32_t tokens = (uint32_t)cmd_bench_tokens(cmd, QUALITY_TOKENS);
+    const struct image_policy *policy = &cmd->config->policy;
+    if (policy->recipe == IMAGE_RECIPE_BF16)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "bench kv-quality: recipe bf16 is what the tiers are compared with; "
+                           "take --recipe v3 or v2");
     KV_TRY(open_bench(&bench, cmd->config->simd, tokens, diag));
     progress_begin(&bench.progress, stderr, cmd->clock, "comparing the tiers", "tokens");
     const struct bench_quality_options options = {.ids = bench.ids,
                                                   .id_count = bench.id_count,
+                                                  .recipe = policy->recipe,
+                                                  .top_k8v8 = policy->top_k8v8,
                                                   .first_position =
                                                       LAYOUT_SINK_TOKENS + LAYOUT_BLOCK_TOKENS * 2,
                                                   .spoil = 1,

@@ -201,7 +201,7 @@ static const struct cmd_entry entries[] = {
      "            store is an error, not a fast restore. Then the time to a first token, exact,\n"
      "            eager and out of the RAM tier.\n"
      "model:      prefill and decode speed up to --tokens, beside plain C.\n"
-     "kv-quality: what each tier of recipe v3 costs against BF16.\n"
+     "kv-quality: what each tier of --recipe v3 or v2 costs against BF16; --top k8v8 adds that.\n"
      "rates:      disk, unzip, copy and prefill of this machine, measured with a scratch session "
      "in\n"
      "            the store and kept there for the estimates of `show` and for --wake faster.\n"
