@@ -418,6 +418,78 @@ static void reasoning_may_be_dropped(void **state) {
     }
 }
 
+/* An answer that ended before a stop goes on where the client saw it end. BREAK_TAKE_BACK leaves
+ * the stop in the session. */
+static void stops_are_not_in_the_way(void **state) {
+    struct serving *serving = *state;
+    serving_open(serving);
+    for (int i = 0; i < 6; i++) {
+        static struct asked whole, cut, next;
+        char begin[300], stop[3] = "";
+        const char *const stops[] = {stop};
+        struct kv_diag diag = {""};
+        snprintf(begin, sizeof begin, "tell %d things about rivers and %d about stones", i, i * 77);
+        struct serving_chat chat = {.texts = {begin}, .count = 1};
+        whole = ask(serving, NULL, &chat);
+        size_t at = strlen(whole.text) / 2;
+        while (at > 0 && (((unsigned char)whole.text[at] & 0x80) != 0 ||
+                          ((unsigned char)whole.text[at + 1] & 0x80) != 0))
+            at--;
+        memcpy(stop, whole.text + at, 2);
+        if (at == 0 || strlen(stop) < 2)
+            continue;
+        struct serve_request request = serving_request(&chat, "cut", 24);
+        struct serve_answer answer;
+        char name[32];
+        snprintf(name, sizeof name, "cut %d", i);
+        request.session = name;
+        request.stops = stops;
+        request.stop_count = 1;
+        if (serve_turn(serving->serve, &request, &answer, &diag) != KV_OK)
+            fail_msg("%s", diag.text);
+        assert_int_equal(answer.finish, SERVE_STOP);
+        assert_null(strstr(answer.text, stop));
+        snprintf(cut.text, TEXT, "%s", answer.text);
+        serve_answer_release(serving->serve, &answer);
+        assert_int_equal(snapshot_remove(service_store(serving->service), kv_alloc_system(),
+                                         whole.session, &diag),
+                         KV_OK);
+        chat.texts[1] = cut.text;
+        chat.texts[2] = "go on";
+        chat.count = 3;
+        next = ask(serving, NULL, &chat);
+        printf("%zu of %zu bytes shown: %s\n", strlen(cut.text), strlen(whole.text), next.session);
+        assert_string_equal(next.session, name);
+    }
+}
+
+/* CASE-04: of two snapshots of one session the longer one that agrees is taken, here the one that
+ * stayed under a tag when the session went back. */
+static void the_longest_snapshot_is_taken(void **state) {
+    struct serving *serving = *state;
+    static struct scene scene;
+    static struct asked back, next;
+    serving_open(serving);
+    play(&scene, serving, 1200);
+    struct serving_chat other = {.texts = {scene.texts[0], scene.answers[0], "no, wait"},
+                                 .count = 3};
+    assert_int_equal(try_ask(serving, NULL, scene.session, &other, &back), KV_OK);
+    assert_string_equal(back.session, scene.session);
+    for (enum between between = AWAKE; between < BETWEENS; between++) {
+        pass_time(serving, between, scene.session);
+        next = ask(serving, NULL, &scene.chat);
+        printf("%llu of %llu reused\n", (unsigned long long)next.answer.tokens_reused,
+               (unsigned long long)next.answer.tokens_prompt);
+        assert_true(next.answer.tokens_reused + 1 >= scene.n);
+        assert_string_not_equal(next.session, scene.session);
+        struct kv_diag diag = {""};
+        sleep_session(serving, next.session);
+        assert_int_equal(snapshot_remove(service_store(serving->service), kv_alloc_system(),
+                                         next.session, &diag),
+                         KV_OK);
+    }
+}
+
 /* --- at once */
 
 struct racer {
@@ -474,4 +546,5 @@ static void two_at_once_do_not_meet(void **state) {
 TESTING_MAIN(TEST(a_chat_goes_on), TEST(edits_fork_at_the_right_token),
              TEST(other_chats_begin_anew), TEST(marks_are_only_hints), TEST(owners_have_their_own),
              TEST(texts_may_come_back_otherwise), TEST(reasoning_may_be_dropped),
+             TEST(stops_are_not_in_the_way), TEST(the_longest_snapshot_is_taken),
              TEST(two_at_once_do_not_meet))

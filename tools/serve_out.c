@@ -179,6 +179,26 @@ void serve_out_done(struct serve_out *out, enum engine_done done) {
                                                   : SERVE_STOP;
 }
 
+uint64_t serve_out_shown(const struct serve_out *out, const uint32_t *tokens, uint64_t count) {
+    struct tokenizer_stream stream = {.held_count = 0};
+    size_t bytes = 0;
+    uint64_t shown = 0;
+    for (uint64_t i = 0; i < count && bytes <= out->text_bytes; i++) {
+        char text[TOKENIZER_STREAM_GROWTH * (PIECE_BYTES + 4)];
+        struct gguf_text piece = tokenizer_piece(out->tokenizer, tokens[i]);
+        if (tokenizer_is_control(out->tokenizer, tokens[i]))
+            break;
+        for (uint64_t at = 0; at < piece.size_bytes; at += PIECE_BYTES) {
+            uint64_t left = piece.size_bytes - at;
+            size_t part = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
+            bytes += tokenizer_stream_push(&stream, piece.bytes + at, part, text);
+        }
+        if (bytes <= out->text_bytes && stream.held_count == 0)
+            shown = i + 1;
+    }
+    return shown;
+}
+
 enum kv_err serve_out_end(struct serve_out *out, struct serve_answer *answer) {
     char text[16];
     if (out->serve == NULL)

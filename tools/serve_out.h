@@ -37,6 +37,9 @@ void serve_out_note(struct serve_out *out, const float *logits, uint32_t token);
 void serve_out_tokens(struct serve_out *out, const uint32_t *tokens, size_t count);
 void serve_out_stop(struct serve_out *out, enum serve_finish finish);
 int serve_out_is_stopped(const struct serve_out *out);
+/* How many of the answer's first tokens are shown whole: those behind them are a stop's, or came
+ * after the end. */
+uint64_t serve_out_shown(const struct serve_out *out, const uint32_t *tokens, uint64_t count);
 /* The engine's own end of it. */
 void serve_out_done(struct serve_out *out, enum engine_done done);
 /* What was held back goes out; text, finish and count go into the answer. Releases. NOMEM. */

@@ -368,6 +368,22 @@ static enum kv_err answer(struct turning *turning, struct kv_diag *diag) {
     return err;
 }
 
+/* The client sends back what it was shown: tokens behind that would make the next turn a branch.
+ * Where they cannot be taken back for nothing, it is one. */
+static void take_back(struct turning *turning) {
+    struct session_info info;
+    uint64_t begin = turning->answer->tokens_prompt;
+    session_info(turning->session, &info);
+#ifdef BREAK_TAKE_BACK
+    return;
+#endif
+    if (!serve_out_is_stopped(&turning->out) || info.n <= begin)
+        return;
+    uint64_t n = begin + serve_out_shown(&turning->out, info.ids + begin, info.n - begin);
+    if (n < info.n && layout_sealed_blocks(n - 1) == info.blocks)
+        (void)session_rewind(turning->session, n, NULL);
+}
+
 static enum kv_err save(struct turning *turning, struct kv_diag *diag) {
     struct receipt receipt;
     struct session_info info;
@@ -400,6 +416,7 @@ static enum kv_err run(struct turning *turning, struct kv_diag *diag) {
     KV_TRY(take_session(turning, diag));
     KV_TRY(start(turning, diag));
     KV_TRY(answer(turning, diag));
+    take_back(turning);
     KV_TRY(save(turning, diag));
 done:
     if (err != KV_OK)
