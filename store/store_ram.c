@@ -417,6 +417,15 @@ void store_ram_forget(struct store *store, uint64_t number) {
     pthread_mutex_unlock(&store->ram->lock);
 }
 
+int store_ram_has(struct store *store, uint64_t number) {
+    if (store->ram == NULL)
+        return 0;
+    pthread_mutex_lock(&store->ram->lock);
+    int has = owner_of(store->ram, number) != NULL;
+    pthread_mutex_unlock(&store->ram->lock);
+    return has;
+}
+
 void store_ram_stats(struct store *store, struct store_ram_stats *out) {
     *out = (struct store_ram_stats){0};
     if (store->ram == NULL)

@@ -45,6 +45,8 @@ enum kv_err store_ram_bring(struct store *store, const struct store_ram_set *set
 /* The owner was used just now: others go before it. */
 void store_ram_touch(struct store *store, uint64_t owner);
 void store_ram_forget(struct store *store, uint64_t owner);
+/* 1 when something that this owner brought is here. */
+int store_ram_has(struct store *store, uint64_t owner);
 
 struct store_ram_stats {
     uint64_t bytes_max, bytes, bytes_peak; /* tables included */

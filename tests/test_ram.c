@@ -182,7 +182,9 @@ static void who_was_used_longest_ago_goes_first(void **state) {
     assert_int_equal(stats_of(shelf->store).owners, 2);
     for (unsigned i = 0; i < 10; i++)
         assert_int_equal(disk_bytes(shelf, &extents[i], i) == 0, i < 6 || i == 9);
+    assert_true(store_ram_has(shelf->store, 1));
     store_ram_forget(shelf->store, 1);
+    assert_false(store_ram_has(shelf->store, 1));
     assert_int_equal(stats_of(shelf->store).extents, 1);
     close_shelf(shelf);
 }

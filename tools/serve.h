@@ -112,11 +112,15 @@ struct serve_answer {
 enum kv_err serve_turn(struct serve *serve, const struct serve_request *request,
                        struct serve_answer *answer_out, struct kv_diag *diag);
 void serve_answer_release(struct serve *serve, struct serve_answer *answer);
+/* The bytes of a token, cut to `capacity`; 0 for one that does not exist. Any thread. */
+size_t serve_token_bytes(struct serve *serve, uint32_t token, char *out, size_t capacity);
 
 /* What is going on, as one picture. */
 struct serve_session {
     char name[IMAGE_NAME_BYTES_MAX + 1];
     enum session_state state;
+    uint8_t owner[SERVE_OWNER_BYTES]; /* this line is filled by serve_picture_stored */
+    int pinned, in_ram;
     int leased;
     uint64_t n, n_kv, idle_ns;
     uint32_t slots, blocks, blocks_durable;
@@ -135,6 +139,7 @@ struct serve_picture {
     struct engine_model model;
     struct serve_session *sessions; /* awake; owned: serve_picture_release */
     uint32_t session_count;
+    uint64_t asleep_more; /* that serve_picture_stored had no room for */
     uint32_t requests_now, requests_max;
     uint32_t spill_queue;
     uint64_t store_bytes, store_bytes_max;
@@ -149,6 +154,13 @@ struct serve_picture {
 /* Takes the baton for microseconds. NOMEM. */
 enum kv_err serve_picture(struct serve *serve, struct serve_picture *picture_out,
                           struct kv_diag *diag);
+/* Adds the sessions that are asleep, those used last first, SERVE_ASLEEP_MAX at most; idle_ns is by
+ * the wall clock, tier_blocks those of the policy in force, `with_tiers` and for the first
+ * SERVE_TIERS_MAX alone, whose images are read. Takes milliseconds, without the baton. NOMEM, IO,
+ * CORRUPT: as it was before. */
+enum { SERVE_ASLEEP_MAX = 512, SERVE_TIERS_MAX = 64 };
+enum kv_err serve_picture_stored(struct serve *serve, struct serve_picture *picture, int with_tiers,
+                                 struct kv_diag *diag);
 void serve_picture_release(struct serve *serve, struct serve_picture *picture);
 /* 1 while requests are taken: for /ready. Never waits. */
 int serve_is_ready(struct serve *serve);
