@@ -42,7 +42,8 @@ NVFLAGS  := -std=c++17 -O2 -lineinfo --Werror all-warnings -Xcompiler -Wall,-Wex
             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
 LIBRARY  := $B/libcoldplane.a $B/gen/libs
 TOOLS_LIBS := -lcjson -ledit -lmicrohttpd
-LDLIBS   := -luring -llmdb -lzstd -lxxhash -lsodium -lpcre2-8 -lcjson -ledit -lpthread -lm
+LDLIBS   := -luring -llmdb -lzstd -lxxhash -lsodium -lpcre2-8 -lcjson -lmicrohttpd -ledit \
+            -lpthread -lm
 
 # Sources by folder. A folder or program that is not there yet is simply empty.
 PROGRAM_SRC  := $(wildcard tools/coldplane.c tools/coldplaned.c)
@@ -68,7 +69,8 @@ endif
 TEST_SRC    := $(wildcard tests/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
-                          tests/sweep.c tests/sim.c tests/flips.c tests/branches.c)
+                          tests/sweep.c tests/sim.c tests/flips.c tests/branches.c \
+                          tests/stage_http.c)
 GPU_SRC     := $(wildcard tests/gpu_*.c)
 SRC_testing := $(wildcard tests/testing.c)
 
@@ -87,7 +89,8 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
 .PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep \
-        sim fuzz fuzz-programs gpu-test gpu-bench install uninstall deb clean setup print-link FORCE
+        sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench install uninstall deb \
+        clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -102,6 +105,8 @@ help:
 	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
 	@echo 'make sanitize     all tests under ASan and UBSan'
 	@echo 'make threads      the tests in which threads meet, under the thread sanitizer'
+	@echo 'make test-clients the openai package and another client from PyPI against the HTTP side'
+	@echo 'make test-page    the status page in headless Chromium (SHOT=picture.png)'
 	@echo 'make test-kill    real SIGKILLs during saves (KILLS=20)'
 	@echo 'make sweep        every power cut and every failing call of one life (STRIDE=1)'
 	@echo 'make sim          random lives with faults on a virtual clock (SECONDS=60 SEED=)'
@@ -136,8 +141,23 @@ $B/gen/build_id.h: FORCE
 	echo "#define BUILD_CUDA_FLAGS \"$(NVFLAGS)\""; } >$@.$$$$; \
 	if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
+# The status page as a C string, and a content security policy that lets run what is in it alone.
+page_digest = 'sha256-$$({ echo; sed -n '1,/^<$1>$$/d; /^<\/$1>$$/q; p' $<; } | sha256sum | \
+    cut -c 1-64 | tr a-f A-F | basenc -d --base16 | base64)'
+$B/gen/http_page_html.h: tools/http_page.html
+	@mkdir -p $(@D); { \
+	echo '/* http_page_html.h - written by the Makefile: tools/http_page.html. */'; \
+	echo "#define HTTP_PAGE_POLICY \"default-src 'none'; connect-src 'self'; \
+	img-src data:; base-uri 'none'; \
+	form-action 'none'; frame-ancestors 'none'; script-src $(call page_digest,script); \
+	style-src $(call page_digest,style)\""; \
+	echo '#define HTTP_PAGE_HTML \'; \
+	sed 's/\\/\\\\/g; s/"/\\"/g; s/^/    "/; s/$$/\\n" \\/' $<; echo '    ""'; } >$@.$$$$; \
+	mv -f $@.$$$$ $@
+$B/tools/http_reply.o: $B/gen/http_page_html.h
+
 # Asked once for a build folder, so that a machine without the packages gets one sentence.
-HEADERS := liburing lmdb zstd xxhash sodium cjson/cJSON histedit
+HEADERS := liburing lmdb zstd xxhash sodium cjson/cJSON microhttpd histedit
 $B/gen/packages:
 	@mkdir -p $(@D); command -v $(CC) >/dev/null || { \
 	    echo '$(CC) is missing: `make setup` installs the packages' >&2; exit 1; }; \
@@ -263,6 +283,23 @@ test-kill: setup
 	@for program in $(patsubst %.c,$B/%,$(filter tests/kill%,$(HELPER_SRC))); do \
 	    $$program $(KILLS) || exit 1; done
 
+# Clients stay in build/; what cannot be had here is skipped in so many words, never passed.
+CLIENTS := openai huggingface_hub
+test-clients: setup
+	@$(MAKE_ALL) $B/tests/stage_http
+	@[ -d build/clients ] || { python3 -m pip install --quiet --disable-pip-version-check \
+	    --target build/clients.$$$$ $(CLIENTS) && mv build/clients.$$$$ build/clients; } || \
+	    rm -rf build/clients.$$$$
+	@if [ -d build/clients ]; then \
+	    PYTHONPATH=build/clients python3 tests/openai_client.py --start $B/tests/stage_http; else \
+	    echo 'test-clients: skipped: pip cannot fetch $(CLIENTS)'; echo '0 passed, 0 failed'; fi
+
+test-page: setup
+	@$(MAKE_ALL) $B/tests/stage_http
+	@if command -v chromium >/dev/null; then \
+	    python3 tests/page_check.py chromium $B/tests/stage_http $(SHOT); else \
+	    echo 'test-page: skipped: chromium is not installed'; echo '0 passed, 0 failed'; fi
+
 sweep: setup
 	@$(MAKE_ALL) $B/tests/sweep $B/tests/flips $B/tests/branches
 	@$B/tests/sweep $(STRIDE)
@@ -300,7 +337,8 @@ sanitize:
 	@$(MAKE) --no-print-directory CONFIG=asan test
 
 # The tests in which threads meet, under the thread sanitizer.
-THREADED := test_io test_io_calls test_read_help test_workers test_store_read test_snapshot
+THREADED := test_io test_io_calls test_read_help test_workers test_store_read test_snapshot \
+            test_http test_http_load
 threads: setup
 	@$(MAKE_ALL) CONFIG=tsan CUDA=0 $(THREADED:%=build/tsan/tests/%)
 	@QUICK=1 tools/run_tests.sh $(THREADED:%=build/tsan/tests/%)

