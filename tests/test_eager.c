@@ -9,6 +9,7 @@
  */
 #include "restore/restore.h"
 
+#include "snapshot/snap_lower.h"
 #include "tests/support_life.h"
 #include "tests/testing.h"
 
@@ -284,6 +285,66 @@ static void a_session_may_go_before_its_planes(void **state) {
     life_rig_close(&f.rig);
 }
 
+/* Planes that the byte budget has taken do not come behind, and are no failure. */
+static void what_was_given_up_does_not_come(void **state) {
+    struct fixture f;
+    struct receipt receipt, refined;
+    struct session_info info;
+    struct snap_lower_sum sum;
+    (void)state;
+    open_fixture(&f);
+    const struct snap_lower_args args = {.store = f.rig.life.store,
+                                         .alloc = kv_alloc_system(),
+                                         .lineage = f.head.lineage,
+                                         .blocks = BLOCKS,
+                                         .streams = 1u << LAYOUT_KL};
+    assert_int_equal(snap_lower_lineage(&args, &sum, NULL), KV_OK);
+    struct session *session = woken(&f.rig.life, RECEIPT_TIERS_EAGER, &receipt);
+    assert_true(receipt.degraded_blocks > 0);
+    settle(session);
+    session_info(session, &info);
+    assert_int_equal(info.coarse_blocks, receipt.degraded_blocks);
+    assert_int_equal(info.tier_blocks[LAYOUT_K8V4], 0);
+    assert_int_equal(info.tier_blocks[LAYOUT_K6V2], f.tier_blocks[LAYOUT_K6V2]);
+    assert_true(restore_refined(&f.rig.life.source, &refined));
+    assert_int_equal(refined.err, KV_OK);
+    assert_int_equal(refined.raw_bytes[LAYOUT_KL], 0);
+    life_rig_close(&f.rig);
+}
+
+/* Whichever allocation of an eager wake fails: nothing changes, or only its account is missing. */
+static void no_memory_changes_nothing(void **state) {
+    struct fixture f;
+    (void)state;
+    open_fixture(&f);
+    struct restore_source source = f.rig.life.source;
+    const struct restore_options options = {.tiers = RECEIPT_TIERS_EAGER};
+    uint32_t before = used(&f);
+    for (uint64_t k = 1;; k++) {
+        struct testing_alloc failing;
+        struct session *session = NULL;
+        struct receipt receipt;
+        struct kv_diag diag = {""};
+        testing_alloc_init(&failing, k);
+        source.alloc = &failing.alloc;
+        enum kv_err err = restore_wake(&source, "chat", &options, &session, &receipt, &diag);
+        if (err == KV_OK) {
+            settle(session);
+            (void)restore_refined(&source, &receipt);
+            struct kv_digest resident = life_resident(session);
+            assert_memory_equal(&resident, &f.resident, sizeof resident);
+            session_drop(session);
+        } else {
+            assert_int_equal(err, KV_ERR_NOMEM);
+        }
+        assert_int_equal(failing.live_count, 0);
+        assert_int_equal(used(&f), before);
+        if (failing.failed_count == 0)
+            break;
+    }
+    life_rig_close(&f.rig);
+}
+
 /* --- the durable side */
 
 static void nothing_is_written_behind(void **state) {
@@ -394,6 +455,8 @@ TESTING_MAIN(cmocka_unit_test(an_eager_wake_ends_as_an_exact_one),
              cmocka_unit_test(a_damaged_plane_leaves_the_session_whole),
              cmocka_unit_test(a_lost_read_ends_the_waiting),
              cmocka_unit_test(a_session_may_go_before_its_planes),
+             cmocka_unit_test(what_was_given_up_does_not_come),
+             cmocka_unit_test(no_memory_changes_nothing),
              cmocka_unit_test(nothing_is_written_behind),
              cmocka_unit_test(a_kill_behind_changes_nothing),
              cmocka_unit_test(a_floor_wake_stays_there_until_it_is_told))

@@ -62,6 +62,11 @@ static void a_finer_tier_waits_for_its_planes(void **state) {
     block.arriving = 0;
     block.unavailable = missing;
     assert_int_equal(move_at(&block, 600).want, 0);
+    assert_int_equal(move_at(&block, 600).tier, LAYOUT_K6V3); /* the best without these */
+    block.unavailable = MASK(LAYOUT_KL);
+    assert_int_equal(move_at(&block, 600).want, MASK(LAYOUT_VR2));
+    block.resident |= MASK(LAYOUT_VR2);
+    assert_int_equal(move_at(&block, 600).tier, LAYOUT_K6V4);
     block.resident |= missing;
     assert_int_equal(move_at(&block, 600).tier, LAYOUT_K8V4);
 }

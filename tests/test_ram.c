@@ -29,12 +29,14 @@ enum { KIB = 1024, EXTENT_BYTES = 100 * KIB, BUDGET = 1024 * KIB };
 struct counting {
     pthread_mutex_t lock;
     size_t bytes, peak;
+    uint64_t until_failure; /* 0: none; 1: the next one fails */
 };
 
 static void *counted_get(void *context, size_t bytes, size_t align_bytes) {
     struct counting *counting = context;
-    void *memory = kv_alloc_aligned(kv_alloc_system(), bytes, align_bytes);
     pthread_mutex_lock(&counting->lock);
+    int fails = counting->until_failure != 0 && --counting->until_failure == 0;
+    void *memory = fails ? NULL : kv_alloc_aligned(kv_alloc_system(), bytes, align_bytes);
     counting->bytes += malloc_usable_size(memory);
     counting->peak = counting->bytes > counting->peak ? counting->bytes : counting->peak;
     pthread_mutex_unlock(&counting->lock);
@@ -236,6 +238,42 @@ static void bringing_reads_once(void **state) {
     for (unsigned i = 0; i < COUNT; i++)
         assert_int_equal(disk_bytes(shelf, &extents[i], i), 0);
     assert_int_equal(stats_of(shelf->store).owners, 1);
+    close_shelf(shelf);
+}
+
+/* Whichever allocation fails: what is kept is right, what is not is not counted. */
+static void no_memory_keeps_less(void **state) {
+    enum { COUNT = 4 };
+    struct store_extent extents[COUNT];
+    const struct store_extent *list[COUNT];
+    (void)state;
+    struct shelf *shelf = open_shelf(BUDGET);
+    uint64_t empty = stats_of(shelf->store).bytes;
+    for (unsigned i = 0; i < COUNT; i++) {
+        extents[i] = put(shelf, i, EXTENT_BYTES);
+        list[i] = &extents[i];
+    }
+    const struct store_ram_set set = {7, list, COUNT};
+    for (uint64_t k = 1;; k++) {
+        shelf->counting.until_failure = k;
+        enum kv_err kept = keep(shelf, 8, &extents[0], 0);
+        enum kv_err brought = store_ram_bring(shelf->store, &set, NULL, NULL);
+        int failed = shelf->counting.until_failure == 0;
+        shelf->counting.until_failure = 0;
+        assert_true(kept == KV_OK || kept == KV_ERR_NOMEM);
+        assert_true(brought == KV_OK || brought == KV_ERR_NOMEM);
+        assert_int_equal(failed, kept != KV_OK || brought != KV_OK);
+        for (unsigned i = 0; i < COUNT; i++)
+            (void)disk_bytes(shelf, &extents[i], i);
+        store_ram_forget(shelf->store, 7);
+        store_ram_forget(shelf->store, 8);
+        assert_int_equal(stats_of(shelf->store).bytes, empty);
+        assert_int_equal(stats_of(shelf->store).extents, 0);
+        if (!failed) {
+            assert_true(k > 8);
+            break;
+        }
+    }
     close_shelf(shelf);
 }
 
@@ -455,7 +493,8 @@ static void damage_in_memory_is_not_believed(void **state) {
 TESTING_MAIN(cmocka_unit_test(the_budget_is_never_passed),
              cmocka_unit_test(who_was_used_longest_ago_goes_first),
              cmocka_unit_test(what_a_batch_takes_away_goes), cmocka_unit_test(bringing_reads_once),
-             cmocka_unit_test(off_is_off), cmocka_unit_test(a_wake_after_sleep_reads_no_disk),
+             cmocka_unit_test(no_memory_keeps_less), cmocka_unit_test(off_is_off),
+             cmocka_unit_test(a_wake_after_sleep_reads_no_disk),
              cmocka_unit_test(sessions_go_as_wholes), cmocka_unit_test(removing_takes_it_along),
              cmocka_unit_test(prefetch_brings_what_a_wake_reads),
              cmocka_unit_test(damage_in_memory_is_not_believed))

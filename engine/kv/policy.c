@@ -7,7 +7,9 @@
 
 void policy_block_move(const struct image_policy *policy, uint64_t n_kv, uint32_t index,
                        const struct policy_block *block, struct policy_move *move_out) {
-    enum layout_tier wanted_tier = image_tier(policy, index, n_kv);
+    /* Of planes that cannot be had the next tier down the ladder makes do without. */
+    enum layout_tier wanted_tier = image_tier_without(policy, image_tier(policy, index, n_kv),
+                                                      block->unavailable & ~block->resident);
     uint32_t wanted = layout_tier_streams(wanted_tier);
     uint32_t missing = wanted & ~block->resident;
     uint32_t kept, unread;
