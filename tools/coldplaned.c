@@ -2,7 +2,7 @@
  *
  * Responsible for: main: settings, what listens where, signals, log lines, the order of beginning
  * and ending, telling systemd.
- * Not responsible for: turns (serve.h), HTTP (http.h), commands of others (control.h), keys
+ * Not responsible for: turns (serve.h), HTTP (daemon_http.h), commands of others (control.h), keys
  * (daemon_key.h).
  *
  * The first TERM or INT ends it: no new request is taken, answers under way may end within
@@ -10,6 +10,7 @@
  */
 #include "tools/cmd.h"
 #include "tools/control.h"
+#include "tools/daemon_http.h"
 #include "tools/daemon_key.h"
 #include "tools/daemon_listen.h"
 #include "tools/daemon_notify.h"
@@ -43,6 +44,7 @@ struct daemon {
     struct control *control;
     struct daemon_listen listen;
     struct daemon_keys keys;
+    struct daemon_http *http;
     char receipts_dir[CONFIG_PATH_BYTES + 16];
     struct receipt_keep keep;
 };
@@ -127,7 +129,17 @@ static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
                                              .alloc = daemon->cmd.alloc,
                                              .clock = daemon->cmd.clock,
                                              .log = log_line};
-    return control_open(&control, &daemon->control, diag);
+    err = control_open(&control, &daemon->control, diag);
+    if (err != KV_OK)
+        return err;
+    const struct daemon_http_settings http = {.serve = daemon->serve,
+                                              .config = config,
+                                              .keys = &daemon->keys,
+                                              .listen = &daemon->listen,
+                                              .clock = daemon->cmd.clock,
+                                              .alloc = daemon->cmd.alloc,
+                                              .log = log_line};
+    return daemon_http_open(&http, &daemon->http, diag);
 }
 
 static void tell_begun(const struct daemon *daemon) {
@@ -176,6 +188,8 @@ static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
     pthread_t thread;
     int watched = second.over >= 0 && pthread_create(&thread, NULL, watch_signals, &second) == 0;
     enum kv_err err = serve_stop(daemon->serve, daemon->config.stop_seconds * second_ns, diag);
+    daemon_http_close(daemon->http); /* answers that are ready go out */
+    daemon->http = NULL;
     int alone = control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns);
     if (watched && write(second.over, &one, sizeof one) == (ssize_t)sizeof one)
         pthread_join(thread, NULL);
@@ -188,6 +202,7 @@ static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
 }
 
 static void close_all(struct daemon *daemon) {
+    daemon_http_close(daemon->http);
     control_close(daemon->control);
     serve_close(daemon->serve);
     service_close(daemon->service);
