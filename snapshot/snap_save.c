@@ -417,7 +417,10 @@ enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, 
     after.lineage = head.lineage;
     KV_TRY(snap_line_go_back(snapshot->store, blocks_kept(&info, n), &after, diag));
     KV_TRY(snap_line_fresh_id(snapshot->store, record_key_lineage, &after.lineage, diag));
-    KV_TRY(snap_commit_branch(snapshot, &after, info.name, diag));
+    snapshot_writer_take(snapshot);
+    err = snap_commit_branch(snapshot, &after, info.name, diag);
+    snapshot_writer_give(snapshot);
+    KV_TRY(err);
     if (n < info.n)
         KV_TRY(session_rewind(session, n, diag));
     after.snapshot = after.n_kv = 0;

@@ -118,6 +118,10 @@ static void what_is_installed_goes_again(void **state) {
     run(0, "cmp %s/coldplane %s/usr/bin/coldplane", build(), root);
     run(0, "grep -q '^.TH' %s/usr/share/man/man1/coldplane.1", root);
     run(0, "bash -n %s/usr/share/bash-completion/completions/coldplane", root);
+    run(0, "%s/usr/bin/coldplaned --help | head -n 1 | grep -q '^usage: coldplaned'", root);
+    run(0, "grep -q '^.TH COLDPLANED 8' %s/usr/share/man/man8/coldplaned.8", root);
+    run(0, "grep -q '^ExecStart=/usr/bin/coldplaned ' %s/usr/lib/systemd/system/coldplaned.service",
+        root);
     a_program_can_use_it(store);
     /* A second one takes the place of the first, and what is not ours stays. */
     run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh install %s", root, build());
@@ -153,6 +157,9 @@ static void the_package_unpacks_and_runs(void **state) {
     assert_non_null(strstr(needs, "libc6 (>= "));
     assert_non_null(strstr(needs, "liblmdb0 (>= "));
     run(0, "dpkg-deb -x %s %s/deb && dpkg-deb -e %s %s/deb/DEBIAN", package, root, package, root);
+    /* An upgrade restarts a daemon that runs, and settings that were changed stay. */
+    run(0, "grep -q 'try-restart coldplaned' %s/deb/DEBIAN/postinst", root);
+    run(0, "grep -qx /etc/default/coldplaned %s/deb/DEBIAN/conffiles", root);
     run(0, "for script in %s/deb/DEBIAN/p*; do [ ! -f \"$script\" ] || sh -n \"$script\"; done",
         root);
     run(0, "test -z \"$(find %s/deb ! -user root ! -user $(id -un))\"", root);
