@@ -278,6 +278,15 @@ static void bench_restore_refuses_an_empty_store(void **state) {
     cli_call(cli, "bench", "restore", "--tokens", "700", NULL);
     cli_good(cli);
     assert_non_null(strstr(cli->out, "× faster"));
+    cli_call(cli, "restore", "bench-700", "--restore", "eager", "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "receipt.tiers"), "eager");
+    assert_true(cli_number(cli, "receipt.coarse_blocks") == 1);
+    assert_string_equal(cli_text(cli, "refined.operation"), "refine");
+    assert_true(cli_number(cli, "refined.blocks") == 1);
+    assert_true(cli_number(cli, "refined.coarse_blocks") == 0);
+    cli_call(cli, "restore", "bench-700", "--restore", "soon", NULL);
+    cli_refused(cli, 1, "none of exact|eager");
 }
 
 static void bench_store_names_door_and_depth(void **state) {

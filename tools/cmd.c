@@ -406,10 +406,14 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
     if (may_recompute(cmd, service, create) && wants_prefill(cmd, service))
         return recompute(cmd, service, session_out, opened_out, diag);
     progress_begin(&reading.progress, cmd->err, cmd->clock, "waking", "bytes");
+    /* In a daemon only what was said with the command is not the daemon's own setting. */
+    const struct service_wakes wakes = {cmd->config->eager, cmd->config->fit};
+    int said = config_given(cmd->config, "restore") || config_given(cmd->config, "tiers");
     const struct service_lookup lookup = {.create = create,
                                           .policy = &cmd->config->policy,
                                           .sampler = &cmd->config->sampler,
                                           .snapshot = cmd->snapshot,
+                                          .wakes = said ? &wakes : NULL,
                                           .progress = on_reading,
                                           .progress_context = &reading};
     err = service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);

@@ -324,8 +324,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->receipt_context = settings->receipt_context;
     service->sampler = settings->sampler;
     service->probes = settings->probes;
-    service->eager = settings->eager;
-    service->fit = settings->fit;
+    service->wakes = (struct service_wakes){settings->eager, settings->fit};
     service->sessions_max = settings->sessions_max;
     service->leases_end = &service->leases;
     /* The store first: it is quick, and a held lock should not cost the loading of a model. */
@@ -441,6 +440,11 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
     }
 }
 
+struct waking {
+    struct restore_options options;
+    struct service_wakes wakes;
+};
+
 /* Refused before anything is read: the receipt says so all the same. */
 static enum kv_err no_room(const char *name, enum kv_err err, struct receipt *receipt_out,
                            const struct kv_diag *diag) {
@@ -463,27 +467,25 @@ static enum kv_err make_seat(struct service *service, struct kv_diag *diag) {
     return KV_OK;
 }
 
-enum kv_err service_wake(struct service *service, const char *name,
-                         const struct restore_options *options, struct session **session_out,
-                         struct receipt *receipt_out, struct kv_diag *diag) {
-    struct restore_options wake = {.probes_max = service->probes};
+static enum kv_err wake_as(struct service *service, const char *name, const struct waking *waking,
+                           struct session **session_out, struct receipt *receipt_out,
+                           struct kv_diag *diag) {
+    struct restore_options wake = waking->options;
     struct restore_plan plan;
     struct kv_diag small = {""};
-    if (options != NULL)
-        wake = *options;
     const char *awake = wake.as != NULL ? wake.as : name;
     memset(receipt_out, 0, sizeof *receipt_out);
     if (session_find(service->engine, awake) != NULL)
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already", awake);
     /* What becomes a branch must be whole before it goes back. */
-    if (service->eager && wake.as == NULL)
+    if (waking->wakes.eager && wake.as == NULL)
         wake.tiers = RECEIPT_TIERS_EAGER;
     enum kv_err err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
     if (err == KV_OK)
         err = make_seat(service, diag);
     if (err == KV_OK)
         err = service_make_room(service, plan.slots, NULL, diag);
-    if (err == KV_ERR_NO_SLOTS && service->fit && wake.as == NULL &&
+    if (err == KV_ERR_NO_SLOTS && waking->wakes.fit && wake.as == NULL &&
         plan.floor_slots < plan.slots &&
         service_make_room(service, plan.floor_slots, NULL, &small) == KV_OK) {
         wake.tiers = RECEIPT_TIERS_FLOOR;
@@ -494,6 +496,15 @@ enum kv_err service_wake(struct service *service, const char *name,
         return no_room(name, err, receipt_out, diag);
     err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
     return show_receipt(service, receipt_out, err);
+}
+
+enum kv_err service_wake(struct service *service, const char *name,
+                         const struct restore_options *options, struct session **session_out,
+                         struct receipt *receipt_out, struct kv_diag *diag) {
+    struct waking waking = {.options = {.probes_max = service->probes}, .wakes = service->wakes};
+    if (options != NULL)
+        waking.options = *options;
+    return wake_as(service, name, &waking, session_out, receipt_out, diag);
 }
 
 enum kv_err service_prefetch(struct service *service, const char *name,
@@ -612,14 +623,15 @@ enum kv_err service_session(struct service *service, const char *name,
     *session_out = session_find(service->engine, name);
     if (*session_out != NULL)
         return KV_OK;
-    const struct restore_options options = {.skip_needles = lookup->skip_needles,
-                                            .probes_max =
-                                                lookup->skip_needles ? 0 : service->probes,
-                                            .snapshot = lookup->snapshot,
-                                            .progress = lookup->progress,
-                                            .progress_context = lookup->progress_context};
+    const struct waking waking = {
+        .options = {.skip_needles = lookup->skip_needles,
+                    .probes_max = lookup->skip_needles ? 0 : service->probes,
+                    .snapshot = lookup->snapshot,
+                    .progress = lookup->progress,
+                    .progress_context = lookup->progress_context},
+        .wakes = lookup->wakes != NULL ? *lookup->wakes : service->wakes};
     opened_out->found = SERVICE_WOKEN;
-    return service_wake(service, name, &options, session_out, &opened_out->receipt, diag);
+    return wake_as(service, name, &waking, session_out, &opened_out->receipt, diag);
 }
 
 int service_is_saved(struct session *session) {

@@ -168,6 +168,9 @@ struct service_lookup {
     /* IMAGE_OWNER_BYTES: only a session of this owner is found, another's is NOT_FOUND, a new one
      * becomes this owner's. NULL: anybody's, and a new one is the operator's. */
     const uint8_t *owner;
+    const struct service_wakes {
+        int eager, fit;        /* as in struct service_settings */
+    } * wakes;                 /* NULL: as the settings say */
     restore_progress progress; /* may be NULL */
     void *progress_context;
 };

@@ -27,7 +27,7 @@ struct service {
     struct image_policy policy;
     struct image_sampler sampler;
     uint32_t probes;
-    int eager, fit;
+    struct service_wakes wakes;
     service_receipt receipt;
     void *receipt_context;
     uint64_t receipt_id;    /* of the newest */
