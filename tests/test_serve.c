@@ -12,6 +12,7 @@
 #include "tests/testing.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,27 +89,393 @@ static void one_by_one(struct chatter *chatters) {
     }
 }
 
+static void compare(const struct chatter *together, const struct chatter *alone) {
+    for (int i = 0; i < CHATS; i++)
+        for (int turn = 0; turn < TURNS; turn++) {
+            assert_string_equal(together[i].answers[turn], alone[i].answers[turn]);
+            assert_true(together[i].answers[turn][0] != 0);
+        }
+}
+
+static void other_store(struct serving *serving) {
+    serving_close(serving);
+    serving->store[strlen(serving->store) - 1] = '2';
+    serving_open(serving);
+}
+
 /* In two stores, so that every session is made anew. */
 static void answers_do_not_depend_on_neighbours(void **state) {
     struct serving *serving = *state;
     serving_open(serving);
     struct chatter *together = make_chatters(serving), *alone = make_chatters(serving);
     all_at_once(together);
-    serving_close(serving);
-    serving->store[strlen(serving->store) - 1] = '2';
-    serving_open(serving);
+    other_store(serving);
     one_by_one(alone);
+    compare(together, alone);
+    /* Only what is new was prefilled, and nothing was lost between turns. */
     for (int i = 0; i < CHATS; i++)
-        for (int turn = 0; turn < TURNS; turn++) {
-            assert_string_equal(together[i].answers[turn], alone[i].answers[turn]);
-            assert_true(together[i].answers[turn][0] != 0);
-            assert_int_equal(together[i].prefilled[turn] + together[i].reused[turn] >=
-                                 together[i].prompt[turn],
-                             1);
-        }
+        for (int turn = 1; turn < TURNS; turn++)
+            assert_true(together[i].reused[turn] > together[i].prompt[turn - 1]);
     free(together);
     free(alone);
 }
 
-TESTING_MAIN(cmocka_unit_test_setup_teardown(answers_do_not_depend_on_neighbours, serving_set_up,
-                                             serving_tear_down))
+/* Fewer slots than the sessions want together: they sleep and wake beside those that answer. */
+static void sessions_sleep_and_wake_beside_others(void **state) {
+    struct serving *serving = *state;
+    struct serve_picture picture;
+    serving->settings.slot_budget_bytes = 5 << 19;
+    serving_open(serving);
+    struct chatter *together = make_chatters(serving), *alone = make_chatters(serving);
+    all_at_once(together);
+    assert_int_equal(serve_picture(serving->serve, &picture, &serving->diag), KV_OK);
+    assert_true(picture.session_count < CHATS);
+    assert_true(picture.totals.wakes > 0);
+    assert_true(picture.totals.sleeps > 0);
+    assert_int_equal(picture.totals.wakes_refused, 0);
+    assert_int_equal(picture.totals.fingerprints_different, 0);
+    assert_int_equal(picture.totals.requests, CHATS * TURNS);
+    assert_int_equal(picture.totals.failed + picture.totals.refused, 0);
+    assert_int_equal(picture.requests_now, 0);
+    assert_int_equal(picture.receipt_count, SERVE_RECEIPTS);
+    serve_picture_release(serving->serve, &picture);
+    serving->settings.slot_budget_bytes = 16 << 20;
+    other_store(serving);
+    one_by_one(alone);
+    compare(together, alone);
+    free(together);
+    free(alone);
+}
+
+/* --- one request at a time in a session */
+
+struct asker {
+    struct serving *serving;
+    char text[64];
+    enum kv_err err;
+    struct kv_diag diag;
+};
+
+static void *ask_main(void *context) {
+    struct asker *asker = context;
+    struct serving_chat chat = {.texts = {asker->text}, .count = 1};
+    struct serve_answer answer;
+    const struct serve_request request = serving_request(&chat, "shared", 40);
+    for (int i = 0; i < 4 && asker->err == KV_OK; i++) {
+        asker->err = serve_turn(asker->serving->serve, &request, &answer, &asker->diag);
+        serve_answer_release(asker->serving->serve, &answer);
+    }
+    return NULL;
+}
+
+static void requests_for_one_session_stand_in_line(void **state) {
+    struct serving *serving = *state;
+    struct asker askers[4];
+    pthread_t threads[4];
+    serving_open(serving);
+    memset(askers, 0, sizeof askers);
+    for (int i = 0; i < 4; i++) {
+        askers[i].serving = serving;
+        snprintf(askers[i].text, sizeof askers[i].text, "asker %d wants to know %d", i, i * 77);
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_main, &askers[i]), 0);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < 4; i++)
+        if (askers[i].err != KV_OK)
+            fail_msg("asker %d: %s", i, askers[i].diag.text);
+}
+
+/* --- limits */
+
+/* Holds the request at its first token until it is let go. */
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    int there, open;
+    atomic_int cancel;
+};
+
+static int hold(void *context, const struct serve_piece *piece) {
+    struct gate *gate = context;
+    (void)piece;
+    pthread_mutex_lock(&gate->lock);
+    gate->there = 1;
+    pthread_cond_broadcast(&gate->moved);
+    while (!gate->open)
+        pthread_cond_wait(&gate->moved, &gate->lock);
+    pthread_mutex_unlock(&gate->lock);
+    return 1;
+}
+
+static int is_cancelled(void *context) {
+    return atomic_load(&((struct gate *)context)->cancel);
+}
+
+static void set_gate(struct gate *gate, int open) {
+    pthread_mutex_lock(&gate->lock);
+    gate->open = open;
+    pthread_cond_broadcast(&gate->moved);
+    pthread_mutex_unlock(&gate->lock);
+}
+
+static void await_gate(struct gate *gate) {
+    pthread_mutex_lock(&gate->lock);
+    while (!gate->there)
+        pthread_cond_wait(&gate->moved, &gate->lock);
+    pthread_mutex_unlock(&gate->lock);
+}
+
+struct held {
+    struct serving *serving;
+    struct gate *gate;
+    const char *session;
+    uint32_t tokens_max;
+    enum kv_err err;
+    struct kv_diag diag;
+    struct serve_answer answer;
+};
+
+static void *held_main(void *context) {
+    struct held *held = context;
+    struct serving_chat chat = {.texts = {"tell me a long story"}, .count = 1};
+    struct serve_request request = serving_request(&chat, held->session, held->tokens_max);
+    request.piece = hold;
+    request.cancelled = is_cancelled;
+    request.context = held->gate;
+    held->err = serve_turn(held->serving->serve, &request, &held->answer, &held->diag);
+    return NULL;
+}
+
+static enum kv_err ask_once(struct serving *serving, const char *session, uint64_t wait_ns,
+                            struct serve_answer *answer) {
+    struct serving_chat chat = {.texts = {"tell me a long story"}, .count = 1};
+    struct serve_request request = serving_request(&chat, session, 8);
+    if (wait_ns != UINT64_MAX)
+        request.deadline_ns = kv_clock_now_ns(kv_clock_system()) + wait_ns;
+    return serve_turn(serving->serve, &request, answer, &serving->diag);
+}
+
+/* A client that does not read holds up nobody but those behind it. */
+static void queue_and_line_are_bounded(void **state) {
+    struct serving *serving = *state;
+    struct gate gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    struct held held = {.serving = serving, .gate = &gate, .session = "a", .tokens_max = 20};
+    struct serve_answer answer;
+    pthread_t thread;
+    serving->serve_settings.requests_max = 2;
+    serving->serve_settings.wait_ns = 200000000;
+    serving_open(serving);
+    assert_int_equal(pthread_create(&thread, NULL, held_main, &held), 0);
+    await_gate(&gate);
+    /* Another session is answered meanwhile. */
+    assert_int_equal(ask_once(serving, "b", UINT64_MAX, &answer), KV_OK);
+    serve_answer_release(serving->serve, &answer);
+    /* The same one is at work too long. */
+    assert_int_equal(ask_once(serving, "a", UINT64_MAX, &answer), KV_ERR_BUSY);
+    assert_non_null(strstr(serving->diag.text, "session a"));
+    assert_true(answer.retry_after_seconds > 0);
+    serve_answer_release(serving->serve, &answer);
+    /* Two at work are all that may be. */
+    struct gate second_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    struct held second = {
+        .serving = serving, .gate = &second_gate, .session = "c", .tokens_max = 9};
+    pthread_t second_thread;
+    assert_int_equal(pthread_create(&second_thread, NULL, held_main, &second), 0);
+    await_gate(&second_gate);
+    assert_int_equal(ask_once(serving, "d", UINT64_MAX, &answer), KV_ERR_BUSY);
+    assert_non_null(strstr(serving->diag.text, "2 requests"));
+    serve_answer_release(serving->serve, &answer);
+    set_gate(&gate, 1);
+    set_gate(&second_gate, 1);
+    pthread_join(thread, NULL);
+    pthread_join(second_thread, NULL);
+    assert_int_equal(held.err, KV_OK);
+    assert_int_equal(second.err, KV_OK);
+    serve_answer_release(serving->serve, &held.answer);
+    serve_answer_release(serving->serve, &second.answer);
+    assert_int_equal(ask_once(serving, "d", UINT64_MAX, &answer), KV_OK);
+    serve_answer_release(serving->serve, &answer);
+}
+
+/* What was made until then is saved, and the session goes on. */
+static void deadline_and_a_client_that_left_end_an_answer(void **state) {
+    struct serving *serving = *state;
+    struct gate gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    struct held held = {.serving = serving, .gate = &gate, .session = "a", .tokens_max = 8000};
+    struct serve_answer answer;
+    pthread_t thread;
+    serving_open(serving);
+    assert_int_equal(pthread_create(&thread, NULL, held_main, &held), 0);
+    await_gate(&gate);
+    atomic_store(&gate.cancel, 1);
+    set_gate(&gate, 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(held.err, KV_OK);
+    assert_int_equal(held.answer.finish, SERVE_CANCELLED);
+    assert_in_range(held.answer.tokens_completion, 1, 7999);
+    serve_answer_release(serving->serve, &held.answer);
+    struct serving_chat chat = {.texts = {"count for ever"}, .count = 1};
+    struct serve_request request = serving_request(&chat, "b", 8000);
+    request.deadline_ns = kv_clock_now_ns(kv_clock_system()) + 100000000;
+    assert_int_equal(serve_turn(serving->serve, &request, &answer, &serving->diag), KV_OK);
+    assert_int_equal(answer.finish, SERVE_DEADLINE);
+    assert_in_range(answer.tokens_completion, 1, 7999);
+    serve_answer_release(serving->serve, &answer);
+    serving_close(serving);
+    serving_open(serving);
+    assert_int_equal(ask_once(serving, "a", UINT64_MAX, &answer), KV_OK);
+    assert_int_equal(answer.found, SERVE_DISK);
+    serve_answer_release(serving->serve, &answer);
+}
+
+/* --- stop texts, log-probabilities */
+
+struct seen {
+    char text[8192];
+    size_t used;
+    uint64_t tokens;
+    int wrong;
+};
+
+static int see(void *context, const struct serve_piece *piece) {
+    struct seen *seen = context;
+    memcpy(seen->text + seen->used, piece->text, piece->text_bytes);
+    seen->used += piece->text_bytes;
+    seen->text[seen->used] = 0;
+    seen->tokens += piece->has_token != 0;
+    if (piece->has_token && piece->top_count == 3)
+        seen->wrong |= piece->logprob > 0 || piece->top[0].token != piece->token ||
+                       piece->top[0].logprob != piece->logprob ||
+                       piece->top[1].logprob > piece->top[0].logprob;
+    else
+        seen->wrong |= piece->has_token;
+    return 1;
+}
+
+static void stops_cut_and_pieces_add_up(void **state) {
+    struct serving *serving = *state;
+    struct serving_chat chat = {.texts = {"say something long"}, .count = 1};
+    struct serve_request request = serving_request(&chat, "whole", 120);
+    struct serve_answer whole, cut;
+    static struct seen seen;
+    char stop[8];
+    const char *const stops[] = {"never said at all", stop};
+    serving_open(serving);
+    memset(&seen, 0, sizeof seen);
+    request.piece = see;
+    request.context = &seen;
+    request.logprobs = 1;
+    request.top_logprobs = 3;
+    assert_int_equal(serve_turn(serving->serve, &request, &whole, &serving->diag), KV_OK);
+    assert_int_equal(seen.wrong, 0);
+    assert_string_equal(seen.text, whole.text);
+    assert_true(seen.tokens > 0 && seen.tokens <= whole.tokens_completion);
+    assert_true(whole.text_bytes > 40);
+    /* Three bytes in the middle, at the beginning of a character. */
+    size_t at = whole.text_bytes / 2;
+    while (((unsigned char)whole.text[at] & 0xc0) == 0x80)
+        at++;
+    snprintf(stop, sizeof stop, "%.3s", whole.text + at);
+    size_t first = (size_t)(strstr(whole.text, stop) - whole.text);
+    memset(&seen, 0, sizeof seen);
+    request.session = "cut";
+    request.stops = stops;
+    request.stop_count = 2;
+    assert_int_equal(serve_turn(serving->serve, &request, &cut, &serving->diag), KV_OK);
+    assert_int_equal(cut.finish, SERVE_STOP);
+    assert_int_equal(cut.text_bytes, first);
+    assert_memory_equal(cut.text, whole.text, first);
+    assert_string_equal(seen.text, cut.text);
+    serve_answer_release(serving->serve, &whole);
+    serve_answer_release(serving->serve, &cut);
+    request.top_logprobs = SERVE_LOGPROBS_MAX + 1;
+    assert_int_equal(serve_turn(serving->serve, &request, &cut, &serving->diag), KV_ERR_INVALID);
+    serve_answer_release(serving->serve, &cut);
+}
+
+/* --- the end */
+
+static void stopping_saves_what_was_acknowledged(void **state) {
+    struct serving *serving = *state;
+    struct gate gates[3];
+    struct held held[3];
+    struct serve_answer answer;
+    pthread_t threads[3];
+    static const char *const names[] = {"a", "b", "c"};
+    serving_open(serving);
+    for (int i = 0; i < 3; i++) {
+        gates[i] = (struct gate){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+        held[i] = (struct held){
+            .serving = serving, .gate = &gates[i], .session = names[i], .tokens_max = 8000};
+        assert_int_equal(pthread_create(&threads[i], NULL, held_main, &held[i]), 0);
+    }
+    for (int i = 0; i < 3; i++)
+        await_gate(&gates[i]);
+    for (int i = 0; i < 3; i++)
+        set_gate(&gates[i], 1);
+    assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_OK);
+    assert_int_equal(serve_is_ready(serving->serve), 0);
+    assert_int_equal(ask_once(serving, "d", UINT64_MAX, &answer), KV_ERR_CANCELLED);
+    serve_answer_release(serving->serve, &answer);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(held[i].err, KV_OK);
+        assert_int_equal(held[i].answer.finish, SERVE_CANCELLED);
+    }
+    serving_close(serving);
+    serving_open(serving);
+    for (int i = 0; i < 3; i++) {
+        struct snapshot_entry entry;
+        assert_int_equal(snapshot_find(service_store(serving->service), kv_alloc_system(), names[i],
+                                       &entry, &serving->diag),
+                         KV_OK);
+        /* Tokens that the client has not seen may be taken back. */
+        assert_in_range(entry.head.n, held[i].answer.tokens_prompt,
+                        held[i].answer.tokens_prompt + held[i].answer.tokens_completion);
+        serve_answer_release(serving->serve, &held[i].answer);
+    }
+}
+
+/* --- time */
+
+struct skewed {
+    uint64_t calls;
+};
+
+static uint64_t steady(void *context) {
+    (void)context;
+    return kv_clock_now_ns(kv_clock_system());
+}
+
+/* Every look at the wall finds it an hour earlier. */
+static uint64_t backwards(void *context) {
+    struct skewed *skewed = context;
+    return (uint64_t)1700000000 * 1000000000 - 3600000000000 * skewed->calls++;
+}
+
+static void a_wall_clock_that_jumps_changes_nothing(void **state) {
+    struct serving *serving = *state;
+    struct skewed skewed = {0};
+    const struct kv_clock clock = {steady, backwards, &skewed};
+    struct serve_answer first, second;
+    serving->settings.clock = &clock;
+    serving_open(serving);
+    assert_int_equal(ask_once(serving, NULL, UINT64_MAX, &first), KV_OK);
+    struct serving_chat chat = {.texts = {"another thing"}, .count = 1};
+    const struct serve_request request = serving_request(&chat, NULL, 8);
+    assert_int_equal(serve_turn(serving->serve, &request, &second, &serving->diag), KV_OK);
+    assert_string_not_equal(first.session, second.session);
+    serve_answer_release(serving->serve, &first);
+    serve_answer_release(serving->serve, &second);
+    serving_close(serving);
+}
+
+#define SERVING(test) cmocka_unit_test_setup_teardown(test, serving_set_up, serving_tear_down)
+
+TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
+             SERVING(sessions_sleep_and_wake_beside_others),
+             SERVING(requests_for_one_session_stand_in_line), SERVING(queue_and_line_are_bounded),
+             SERVING(deadline_and_a_client_that_left_end_an_answer),
+             SERVING(stops_cut_and_pieces_add_up), SERVING(stopping_saves_what_was_acknowledged),
+             SERVING(a_wall_clock_that_jumps_changes_nothing))
