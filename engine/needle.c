@@ -15,7 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ASK_IDS_MAX = 255, ASK_TEXT_BYTES_MAX = 2 * IMAGE_TEXT_BYTES_MAX };
+/* Questions that are built before they are asked together. */
+enum { ASK_IDS_MAX = 255, ASK_TEXT_BYTES_MAX = 2 * IMAGE_TEXT_BYTES_MAX, TOGETHER = 16 };
 
 enum kv_err needle_house_form(const char *key, const char *value, struct needle_form *form_out,
                               struct kv_diag *diag) {
@@ -191,59 +192,72 @@ static enum kv_err build_question(struct session *session, const struct image_ne
 }
 
 struct score {
-    const struct question *question;
-    uint32_t vocab_count;
     int agrees;
     double logp;
-    enum kv_err err;
-    struct kv_diag *diag;
 };
 
-static void score_row(void *context, uint64_t row, const float *logits) {
-    struct score *score = context;
-    uint64_t next = row + 1;
-    if (score->err != KV_OK || next < score->question->answer_first ||
-        next >= score->question->count)
-        return;
-    struct sampler_row sampled = {logits, score->vocab_count, next};
-    uint32_t best = 0;
-    double logp = 0;
-    score->err = sampler_greedy(&sampled, &best, score->diag);
-    if (score->err == KV_OK)
-        score->err = sampler_log_prob(&sampled, score->question->ids[next], &logp, score->diag);
-    if (score->err != KV_OK)
-        return;
-    score->agrees &= best == score->question->ids[next];
-    score->logp += logp;
-}
-
+/* A fact, the value that is asked for, and how. */
 struct asking {
+    const struct image_needle *needle;
     const char *value;
     int hole, floor;
 };
 
-static enum kv_err ask_value(struct session *session, const struct image_needle *needle,
-                             const struct asking *asking, struct score *score,
-                             struct kv_diag *diag) {
-    struct question question;
-    enum kv_err err = build_question(session, needle, asking->value, &question, diag);
-    if (err != KV_OK)
-        return err;
+struct together {
+    uint32_t vocab_count;
+    enum kv_err err;
+    struct kv_diag *diag;
+    struct score *scores;
+    struct question questions[TOGETHER];
+    struct session_range hide[TOGETHER][IMAGE_SPANS_MAX];
+    struct session_ask asks[TOGETHER];
+};
+
+static void score_row(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    struct together *together = context;
+    const struct question *question = &together->questions[ask];
+    struct score *score = &together->scores[ask];
+    uint64_t next = row + 1;
+    if (together->err != KV_OK || next < question->answer_first || next >= question->count)
+        return;
+    struct sampler_row sampled = {logits, together->vocab_count, next};
+    uint32_t best = 0;
+    double logp = 0;
+    together->err = sampler_greedy(&sampled, &best, together->diag);
+    if (together->err == KV_OK)
+        together->err = sampler_log_prob(&sampled, question->ids[next], &logp, together->diag);
+    if (together->err != KV_OK)
+        return;
+    score->agrees &= best == question->ids[next];
+    score->logp += logp;
+}
+
+/* At most TOGETHER of them. */
+static enum kv_err ask_together(struct session *session, const struct asking *askings,
+                                uint32_t count, struct score *scores, struct kv_diag *diag) {
     struct engine_model model;
     engine_model(session_engine(session), &model);
-    *score = (struct score){&question, model.vocab_count, 1, 0.0, KV_OK, diag};
-    struct session_range hide[IMAGE_SPANS_MAX];
-    for (uint32_t i = 0; i < needle->span_count; i++)
-        hide[i] = (struct session_range){needle->spans[i].first, needle->spans[i].end};
-    struct session_ask ask = {.ids = question.ids,
-                              .count = question.count,
-                              .hide = hide,
-                              .hide_count = asking->hole ? needle->span_count : 0,
-                              .floor = asking->floor,
-                              .rows_first = question.answer_first - 1};
-    err = session_ask(session, &ask, score_row, score, diag);
-    score->question = NULL;
-    return err != KV_OK ? err : score->err;
+    struct together together = {.vocab_count = model.vocab_count, .diag = diag, .scores = scores};
+    for (uint32_t i = 0; i < count; i++) {
+        const struct image_needle *needle = askings[i].needle;
+        struct question *question = &together.questions[i];
+        enum kv_err err = build_question(session, needle, askings[i].value, question, diag);
+        if (err != KV_OK)
+            return err;
+        scores[i] = (struct score){1, 0.0};
+        for (uint32_t k = 0; k < needle->span_count; k++)
+            together.hide[i][k] =
+                (struct session_range){needle->spans[k].first, needle->spans[k].end};
+        together.asks[i] =
+            (struct session_ask){.ids = question->ids,
+                                 .count = question->count,
+                                 .hide = together.hide[i],
+                                 .hide_count = askings[i].hole ? needle->span_count : 0,
+                                 .floor = askings[i].floor,
+                                 .rows_first = question->answer_first - 1};
+    }
+    enum kv_err err = session_ask_all(session, together.asks, count, score_row, &together, diag);
+    return err != KV_OK ? err : together.err;
 }
 
 static enum kv_err find_needle(struct session *session, uint32_t index,
@@ -257,55 +271,114 @@ static enum kv_err find_needle(struct session *session, uint32_t index,
     return KV_OK;
 }
 
+static void update(struct session *session, struct image_needle *needle,
+                   const struct needle_result *result) {
+    struct session_info info;
+    session_info(session, &info);
+    needle->kept = result->kept;
+    needle->passed = result->passed;
+    needle->logp = result->logp;
+    needle->logp_hole = result->logp_hole;
+    needle->asked_n_kv = info.n_kv;
+}
+
+/* At most half of TOGETHER: each is asked plain and with the hole. */
+static enum kv_err check_some(struct session *session, const struct needle_list *list,
+                              const struct needle_question *question, struct needle_result *results,
+                              struct kv_diag *diag) {
+    struct asking askings[TOGETHER];
+    struct score scores[TOGETHER];
+    uint32_t each = question->with_hole ? 2 : 1;
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct image_needle *needle = NULL;
+        enum kv_err err = find_needle(session, list->indices[i], &needle, diag);
+        if (err != KV_OK)
+            return err;
+        for (uint32_t k = 0; k < each; k++)
+            askings[each * i + k] =
+                (struct asking){needle, needle->expect, k == 1, question->floor};
+    }
+    enum kv_err err = ask_together(session, askings, each * list->count, scores, diag);
+    for (uint32_t i = 0; err == KV_OK && i < list->count; i++) {
+        const struct image_needle *needle = askings[each * i].needle;
+        const struct score *score = &scores[each * i];
+        struct needle_result result = {score->agrees, needle->kept, (float)score->logp,
+                                       needle->logp_hole};
+        if (question->with_hole) {
+            result.logp_hole = (float)score[1].logp;
+            result.kept = result.passed && result.logp - result.logp_hole >= NEEDLE_DROP_NATS;
+        }
+        results[i] = result;
+    }
+    return err;
+}
+
+enum kv_err needle_check_all(struct session *session, const struct needle_list *list,
+                             const struct needle_question *question,
+                             struct needle_result *results_out, struct kv_diag *diag) {
+    for (uint32_t first = 0; first < list->count; first += TOGETHER / 2) {
+        uint32_t left = list->count - first;
+        const struct needle_list some = {list->indices + first,
+                                         left < TOGETHER / 2 ? left : TOGETHER / 2};
+        enum kv_err err = check_some(session, &some, question, results_out + first, diag);
+        if (err != KV_OK)
+            return err;
+    }
+    for (uint32_t i = 0; question->update && i < list->count; i++) {
+        struct image_needle *needle = NULL;
+        if (find_needle(session, list->indices[i], &needle, diag) == KV_OK)
+            update(session, needle, &results_out[i]);
+    }
+    return KV_OK;
+}
+
 enum kv_err needle_check(struct session *session, uint32_t index,
                          const struct needle_question *question, struct needle_result *result_out,
                          struct kv_diag *diag) {
-    struct image_needle *needle = NULL;
-    enum kv_err err = find_needle(session, index, &needle, diag);
-    if (err != KV_OK)
-        return err;
-    struct asking asking = {needle->expect, 0, question->floor};
-    struct score score;
-    err = ask_value(session, needle, &asking, &score, diag);
-    if (err != KV_OK)
-        return err;
-    struct needle_result result = {score.agrees, needle->kept, (float)score.logp,
-                                   needle->logp_hole};
-    if (question->with_hole) {
-        asking.hole = 1;
-        err = ask_value(session, needle, &asking, &score, diag);
+    const struct needle_list list = {&index, 1};
+    struct needle_result result;
+    enum kv_err err = needle_check_all(session, &list, question, &result, diag);
+    if (err == KV_OK)
+        *result_out = result;
+    return err;
+}
+
+static enum kv_err ask_some(struct session *session, const struct needle_text *texts,
+                            uint32_t count, struct needle_result *results, struct kv_diag *diag) {
+    struct image_needle needles[TOGETHER];
+    struct asking askings[TOGETHER];
+    struct score scores[TOGETHER];
+    for (uint32_t i = 0; i < count; i++) {
+        enum kv_err err = check_texts(&texts[i], diag);
         if (err != KV_OK)
             return err;
-        result.logp_hole = (float)score.logp;
-        result.kept = result.passed && result.logp - result.logp_hole >= NEEDLE_DROP_NATS;
+        needles[i] = (struct image_needle){.key = (char *)texts[i].key,
+                                           .ask = (char *)texts[i].ask,
+                                           .answer_prefix = (char *)texts[i].answer_prefix,
+                                           .expect = (char *)texts[i].expect};
+        askings[i] = (struct asking){&needles[i], texts[i].expect, 0, 0};
     }
-    if (question->update) {
-        struct session_info info;
-        session_info(session, &info);
-        needle->kept = result.kept;
-        needle->passed = result.passed;
-        needle->logp = result.logp;
-        needle->logp_hole = result.logp_hole;
-        needle->asked_n_kv = info.n_kv;
+    enum kv_err err = ask_together(session, askings, count, scores, diag);
+    for (uint32_t i = 0; err == KV_OK && i < count; i++)
+        results[i] =
+            (struct needle_result){.passed = scores[i].agrees, .logp = (float)scores[i].logp};
+    return err;
+}
+
+enum kv_err needle_ask_all(struct session *session, const struct needle_text *texts, uint32_t count,
+                           struct needle_result *results_out, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    for (uint32_t first = 0; err == KV_OK && first < count; first += TOGETHER) {
+        uint32_t left = count - first;
+        err = ask_some(session, texts + first, left < TOGETHER ? left : TOGETHER,
+                       results_out + first, diag);
     }
-    *result_out = result;
-    return KV_OK;
+    return err;
 }
 
 enum kv_err needle_ask(struct session *session, const struct needle_text *text,
                        struct needle_result *result_out, struct kv_diag *diag) {
-    struct image_needle needle = {.key = (char *)text->key,
-                                  .ask = (char *)text->ask,
-                                  .answer_prefix = (char *)text->answer_prefix,
-                                  .expect = (char *)text->expect};
-    struct asking asking = {text->expect, 0, 0};
-    struct score score;
-    enum kv_err err = check_texts(text, diag);
-    if (err == KV_OK)
-        err = ask_value(session, &needle, &asking, &score, diag);
-    if (err == KV_OK)
-        *result_out = (struct needle_result){.passed = score.agrees, .logp = (float)score.logp};
-    return err;
+    return needle_ask_all(session, text, 1, result_out, diag);
 }
 
 enum kv_err needle_score(struct session *session, uint32_t index, const char *value,
@@ -316,9 +389,9 @@ enum kv_err needle_score(struct session *session, uint32_t index, const char *va
     enum kv_err err = find_needle(session, index, &needle, diag);
     if (err != KV_OK)
         return err;
-    struct asking asking = {value, 0, 0};
+    const struct asking asking = {needle, value, 0, 0};
     struct score score;
-    err = ask_value(session, needle, &asking, &score, diag);
+    err = ask_together(session, &asking, 1, &score, diag);
     if (err == KV_OK)
         *logp_out = (float)score.logp;
     return err;

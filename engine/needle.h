@@ -54,9 +54,21 @@ struct needle_question {
 enum kv_err needle_check(struct session *session, uint32_t index,
                          const struct needle_question *question, struct needle_result *result_out,
                          struct kv_diag *diag);
+/* Several of them, as few batches as they fit in; the bits are those of each asked alone. After an
+ * error nothing is updated: LIMIT when one does not fit, as of one alone. */
+struct needle_list {
+    const uint32_t *indices;
+    uint32_t count;
+};
+enum kv_err needle_check_all(struct session *session, const struct needle_list *list,
+                             const struct needle_question *question,
+                             struct needle_result *results_out, struct kv_diag *diag);
 /* Asks a fact that need not be this session's, as an audit does; `kept` and `logp_hole` are 0. */
 enum kv_err needle_ask(struct session *session, const struct needle_text *text,
                        struct needle_result *result_out, struct kv_diag *diag);
+/* Several, in as few batches as they fit in. */
+enum kv_err needle_ask_all(struct session *session, const struct needle_text *texts, uint32_t count,
+                           struct needle_result *results_out, struct kv_diag *diag);
 /* Log-probability of other values under the same question: the identity test by margin. */
 enum kv_err needle_score(struct session *session, uint32_t index, const char *value,
                          float *logp_out, struct kv_diag *diag);

@@ -15,6 +15,9 @@
 #include <math.h>
 #include <string.h>
 
+/* Others step between two batches of questions. */
+enum { NEEDLES_TOGETHER = 8 };
+
 static int same_numerics(const struct rest_prove_args *args) {
     return memcmp(&args->image->model.numerics, &args->here->numerics,
                   sizeof args->here->numerics) == 0;
@@ -75,31 +78,46 @@ static enum kv_err prove_fingerprint(const struct rest_prove_args *args, struct 
     return KV_OK;
 }
 
-static enum kv_err prove_needle(const struct rest_prove_args *args, uint32_t index,
-                                struct kv_diag *diag) {
-    const struct needle_question question = {.with_hole = 0, .floor = 0, .update = 0};
-    const struct image_needle *needle = &args->image->needles[index];
-    struct needle_result result;
-    enum kv_err err = needle_check(args->session, index, &question, &result, diag);
-    if (err == KV_ERR_LIMIT) /* no room for the question any more: counted as not asked */
-        return KV_OK;
-    if (err != KV_OK)
-        return err;
+static enum kv_err judge_needle(const struct rest_prove_args *args,
+                                const struct image_needle *needle,
+                                const struct needle_result *found, struct kv_diag *diag) {
     args->receipt->needles_asked++;
-    args->receipt->needles_passed += result.passed != 0;
+    args->receipt->needles_passed += found->passed != 0;
     /* A record carried forward from an earlier turn was asked at another length: the session that
      * never slept may have stopped answering too, so the receipt tells and nothing is refused. So
      * it is where less is read than was when it was saved. */
     if (needle->asked_n_kv != args->image->n_kv || args->at_floor)
         return KV_OK;
-    if (!result.passed)
+    if (!found->passed)
         return kv_diag_set(diag, KV_ERR_PROOF, "needle %s is kept but was not answered",
                            needle->key);
-    if (same_numerics(args) && memcmp(&result.logp, &needle->logp, sizeof needle->logp) != 0)
+    if (same_numerics(args) && memcmp(&found->logp, &needle->logp, sizeof needle->logp) != 0)
         return kv_diag_set(diag, KV_ERR_PROOF,
                            "needle %s is answered with log-probability %.9g, saved was %.9g",
-                           needle->key, (double)result.logp, (double)needle->logp);
+                           needle->key, (double)found->logp, (double)needle->logp);
     return KV_OK;
+}
+
+/* Some in one batch; where one has no room any more the others are asked alone, and it counts as
+ * not asked. */
+static enum kv_err prove_needles(const struct rest_prove_args *args, const struct needle_list *list,
+                                 struct kv_diag *diag) {
+    const struct needle_question question = {.with_hole = 0, .floor = 0, .update = 0};
+    struct needle_result results[NEEDLES_TOGETHER];
+    enum kv_err err = needle_check_all(args->session, list, &question, results, diag);
+    int alone = err == KV_ERR_LIMIT;
+    if (alone)
+        err = KV_OK;
+    for (uint32_t i = 0; err == KV_OK && i < list->count; i++) {
+        const struct image_needle *needle = &args->image->needles[list->indices[i]];
+        if (alone)
+            err = needle_check(args->session, list->indices[i], &question, &results[i], diag);
+        if (err == KV_OK)
+            err = judge_needle(args, needle, &results[i], diag);
+        else if (err == KV_ERR_LIMIT)
+            err = KV_OK;
+    }
+    return err;
 }
 
 /* All in one batch. A record that was carried forward from another length refuses nothing, as with
@@ -151,12 +169,17 @@ enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag)
     engine_breathe(engine);
     if (err == KV_OK)
         err = prove_probes(args, diag);
-    for (uint32_t i = 0; err == KV_OK && i < image->needle_count; i++) {
-        args->receipt->needles_kept += image->needles[i].kept != 0;
-        if (!image->needles[i].kept || args->skip_needles)
+    for (uint32_t i = 0; err == KV_OK && i < image->needle_count;) {
+        uint32_t indices[NEEDLES_TOGETHER];
+        struct needle_list list = {indices, 0};
+        for (; i < image->needle_count && list.count < NEEDLES_TOGETHER; i++)
+            if (image->needles[i].kept)
+                indices[list.count++] = i;
+        args->receipt->needles_kept += list.count;
+        if (list.count == 0 || args->skip_needles)
             continue;
         engine_breathe(engine);
-        err = prove_needle(args, i, diag);
+        err = prove_needles(args, &list, diag);
     }
     return err;
 }

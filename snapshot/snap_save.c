@@ -33,21 +33,23 @@ static void ticket_drop(struct snapshot *snapshot, struct snapshot_ticket *ticke
     kv_alloc_release(snapshot->alloc, ticket);
 }
 
-/* Asked plain and with the hole; the records stay with the session and go into the image. */
+/* Asked plain and with the hole, together; the records stay with the session and go into the
+ * image. */
 static enum kv_err ask_needles(struct session *session, struct receipt *receipt,
                                struct kv_diag *diag) {
     const struct needle_question question = {.with_hole = 1, .floor = 0, .update = 1};
-    uint32_t count = 0;
+    uint32_t indices[IMAGE_NEEDLES_MAX], count = 0;
+    struct needle_result results[IMAGE_NEEDLES_MAX];
     (void)transfer_needles(session, &count);
-    for (uint32_t i = 0; i < count; i++) {
-        struct needle_result result;
-        enum kv_err err = needle_check(session, i, &question, &result, diag);
-        if (err != KV_OK)
-            return err;
+    for (uint32_t i = 0; i < count; i++)
+        indices[i] = i;
+    const struct needle_list list = {indices, count};
+    enum kv_err err = needle_check_all(session, &list, &question, results, diag);
+    for (uint32_t i = 0; err == KV_OK && i < count; i++) {
         receipt->needles_asked++;
-        receipt->needles_passed += result.passed != 0;
+        receipt->needles_passed += results[i].passed != 0;
     }
-    return KV_OK;
+    return err;
 }
 
 static enum kv_err choose_probes(struct snapshot *snapshot, struct session *session,

@@ -127,16 +127,17 @@ static void add_thief(struct findings *findings, const char *name) {
 static enum kv_err ask_own(struct session *session, struct findings *findings,
                            struct kv_diag *diag) {
     const struct needle_question question = {0};
-    uint32_t count = 0;
-    enum kv_err err = KV_OK;
-    struct image_needle *needles = transfer_needles(session, &count);
-    for (uint32_t i = 0; err == KV_OK && i < count; i++) {
-        struct needle_result result;
-        if (!needles[i].kept)
-            continue;
-        err = needle_check(session, i, &question, &result, diag);
-        findings->own_asked += err == KV_OK;
-        findings->own_passed += err == KV_OK && result.passed;
+    uint32_t indices[IMAGE_NEEDLES_MAX], count = 0;
+    struct needle_result results[IMAGE_NEEDLES_MAX];
+    struct needle_list list = {indices, 0};
+    const struct image_needle *needles = transfer_needles(session, &count);
+    for (uint32_t i = 0; i < count; i++)
+        if (needles[i].kept)
+            indices[list.count++] = i;
+    enum kv_err err = needle_check_all(session, &list, &question, results, diag);
+    for (uint32_t i = 0; err == KV_OK && i < list.count; i++) {
+        findings->own_asked++;
+        findings->own_passed += results[i].passed != 0;
     }
     return err;
 }
@@ -145,15 +146,13 @@ static enum kv_err ask_own(struct session *session, struct findings *findings,
 static enum kv_err ask_both(struct session *session, const struct image_needle *own,
                             const struct image_needle *other, struct findings *findings,
                             struct kv_diag *diag) {
-    struct needle_result mine, theirs;
-    struct needle_text text = {own->key, own->ask, own->answer_prefix, own->expect};
-    enum kv_err err = needle_ask(session, &text, &mine, diag);
-    text.expect = other->expect;
-    if (err == KV_OK)
-        err = needle_ask(session, &text, &theirs, diag);
+    const struct needle_text texts[2] = {{own->key, own->ask, own->answer_prefix, own->expect},
+                                         {own->key, own->ask, own->answer_prefix, other->expect}};
+    struct needle_result results[2];
+    enum kv_err err = needle_ask_all(session, texts, 2, results, diag);
     if (err != KV_OK)
         return err;
-    float margin = mine.logp - theirs.logp;
+    float margin = results[0].logp - results[1].logp;
     if (!findings->has_margin || margin < findings->margin_least)
         findings->margin_least = margin;
     findings->has_margin = 1;
