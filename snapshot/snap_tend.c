@@ -127,6 +127,8 @@ static struct session *finish(struct snap_tend *tend) {
     struct session_info info;
     enum kv_err err = snapshot_finish(tend->snapshot, tend->ticket, &receipt, &diag);
     tend->ticket = NULL;
+    if (tend->settings.receipt != NULL)
+        tend->settings.receipt(tend->settings.receipt_context, &receipt);
     struct session *session = session_find(tend->snapshot->engine, tend->name);
     if (err != KV_OK) {
         note_failure(tend, &diag);

@@ -28,6 +28,9 @@ struct snap_tend_settings {
     /* 1: somebody is at work on the session, it stays. NULL: nobody ever is. */
     int (*is_busy)(void *context, const struct session *session);
     void *busy_context;
+    /* Sees the receipt of each save, also of one that failed. NULL is allowed. */
+    void (*receipt)(void *context, const struct receipt *receipt);
+    void *receipt_context;
 };
 
 /* --- the policy: state in, one move out */

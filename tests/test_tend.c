@@ -112,9 +112,22 @@ static uint64_t run(struct fixture *f) {
     return wait_ns;
 }
 
+struct kept_receipts {
+    struct receipt last;
+    uint32_t count;
+};
+
+static void keep(void *context, const struct receipt *receipt) {
+    struct kept_receipts *kept = context;
+    kept->last = *receipt;
+    kept->count++;
+}
+
 static void all_go_to_sleep_and_come_back(void **state) {
     (void)state;
-    const struct snap_tend_settings settings = {.idle_ns = 1};
+    struct kept_receipts kept = {.count = 0};
+    const struct snap_tend_settings settings = {
+        .idle_ns = 1, .receipt = keep, .receipt_context = &kept};
     struct kv_digest before[3];
     struct fixture f;
     char name[8];
@@ -128,6 +141,12 @@ static void all_go_to_sleep_and_come_back(void **state) {
     assert_int_equal(resident(&f), 1);
     assert_non_null(session_find(f.life.engine, "s1"));
     assert_int_equal(snap_tend_report(f.tend)->slept_idle, 2);
+    /* Each left its receipt, as a sleep. */
+    assert_int_equal(kept.count, 2);
+    assert_int_equal(kept.last.operation, RECEIPT_SLEEP);
+    assert_int_equal(kept.last.err, KV_OK);
+    assert_string_equal(kept.last.name, "s2");
+    assert_true(kept.last.tokens > 0 && kept.last.door_bytes > 0);
     for (uint32_t i = 0; i < 3; i += 2) {
         struct receipt receipt;
         snprintf(name, sizeof name, "s%u", i);
@@ -210,7 +229,9 @@ static void who_is_used_meanwhile_stays(void **state) {
 
 static void who_cannot_be_saved_stays_whole(void **state) {
     (void)state;
-    const struct snap_tend_settings settings = {.idle_ns = 1};
+    struct kept_receipts kept = {.count = 0};
+    const struct snap_tend_settings settings = {
+        .idle_ns = 1, .receipt = keep, .receipt_context = &kept};
     struct fixture f;
     begin(&f, &settings, 1 << 20);
     struct session *session = talk(&f, "s", 1);
@@ -218,6 +239,8 @@ static void who_cannot_be_saved_stays_whole(void **state) {
     uint64_t wait_ns = run(&f);
     assert_true(wait_ns > SNAP_TEND_RETRY_NS / 2 && wait_ns <= SNAP_TEND_RETRY_NS);
     assert_int_equal(snap_tend_report(f.tend)->failed, 1);
+    assert_int_equal(kept.count, 1);
+    assert_int_equal(kept.last.err, KV_ERR_NO_SPACE);
     assert_true(strlen(snap_tend_report(f.tend)->note) > 10);
     struct kv_digest after = life_resident(session_find(f.life.engine, "s"));
     assert_memory_equal(&after, &before, sizeof after);

@@ -134,6 +134,10 @@ static void an_idle_session_sleeps_and_wakes(void **state) {
         cli_call(cli, "show", "t", "--json", NULL);
         cli_good(cli);
     } while (!cJSON_IsTrue(cli_member(cli, "session.asleep")));
+    cli_call(cli, "receipt", "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "receipts.0.operation"), "sleep");
+    assert_string_equal(cli_text(cli, "receipts.0.name"), "t");
     type(terminal, "are you there?\n");
     expect(terminal, "woken: ");
     expect(terminal, "bits-equal");

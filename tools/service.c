@@ -300,6 +300,11 @@ static void keep_repairs(struct store *store, struct kv_diag *diag) {
         kv_diag_prefix(diag, "store: %s", stats.opened);
 }
 
+/* Who went to sleep by itself leaves a receipt like others. */
+static void on_tended(void *context, const struct receipt *receipt) {
+    (void)show_receipt(context, receipt, receipt->err);
+}
+
 static enum kv_err open_tend(struct service *service, const struct service_settings *settings,
                              struct kv_diag *diag) {
     struct engine_slots slots;
@@ -309,7 +314,9 @@ static enum kv_err open_tend(struct service *service, const struct service_setti
         .slots_low = (uint32_t)((uint64_t)slots.total * settings->slots_low_percent / 100),
         .slots_high = (uint32_t)((uint64_t)slots.total * settings->slots_high_percent / 100),
         .is_busy = is_busy,
-        .busy_context = service};
+        .busy_context = service,
+        .receipt = on_tended,
+        .receipt_context = service};
     return snap_tend_open(service->snapshot, &tend, &service->tend, diag);
 }
 
