@@ -285,13 +285,16 @@ test-kill: setup
 
 # Clients stay in build/; what cannot be had here is skipped in so many words, never passed.
 CLIENTS := openai huggingface_hub
+DEFAULT_MODEL := $${COLDPLANE_HOME:-$$HOME/.coldplane}/models/$(shell \
+                     sed -n 's/^model_name=//p' tools/setup.sh)
 test-clients: setup
-	@$(MAKE_ALL) $B/tests/stage_http
+	@$(MAKE_ALL) all $B/tests/stage_http
 	@[ -d build/clients ] || { python3 -m pip install --quiet --disable-pip-version-check \
 	    --target build/clients.$$$$ $(CLIENTS) && mv build/clients.$$$$ build/clients; } || \
 	    rm -rf build/clients.$$$$
-	@if [ -d build/clients ]; then \
-	    PYTHONPATH=build/clients python3 tests/openai_client.py --start $B/tests/stage_http; else \
+	@if [ -d build/clients ]; then export PYTHONPATH=build/clients; \
+	    python3 tests/openai_client.py --start $B/tests/stage_http && \
+	    python3 tests/openai_client.py --daemon $B/coldplaned "$${MODEL:-$(DEFAULT_MODEL)}"; else \
 	    echo 'test-clients: skipped: pip cannot fetch $(CLIENTS)'; echo '0 passed, 0 failed'; fi
 
 test-page: setup

@@ -5,25 +5,86 @@
 # and not, over several turns of a chat; errors as the classes that openai makes of them.
 # Not responsible for: exact texts of a model.
 #
-# Usage: openai_client.py BASE_URL KEY, or openai_client.py --start PROGRAM for a server that prints
-# both and ends with its standard input (tests/stage_http, whose answers are what the prompt says).
+# Usage: openai_client.py --start PROGRAM for a server that prints address and key and ends with its
+# standard input (tests/stage_http, whose answers are what the prompt says), or openai_client.py
+# --daemon COLDPLANED MODEL, which also kills it between turns and shows it two keys.
 # The last line is `N passed, N failed`.
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import urllib.request
 
 import huggingface_hub
 import openai
 
-server = None
-if sys.argv[1] == "--start":
-    server = subprocess.Popen(
-        sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    base, key = next(line for line in server.stdout if line.startswith("http")).split()
+
+
+class Stage:
+    def __init__(self, program):
+        self.process = subprocess.Popen(
+            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        told = next(line for line in self.process.stdout if line.startswith("http"))
+        self.base, self.key = told.split()
+
+    def stop(self):
+        self.process.stdin.close()
+        return self.process.wait()
+
+
+class Daemon:
+    """coldplaned with a home of its own, which stays over restarts."""
+
+    def __init__(self, program, model, keys=()):
+        self.command = [program, "--model", model, "--listen", "127.0.0.1:0"]
+        self.home = tempfile.mkdtemp()
+        if keys:
+            path = os.path.join(self.home, "key")
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+                file.write("".join(key + "\n" for key in keys))
+        self.start()
+        with open(os.path.join(self.home, "key")) as file:
+            self.key = file.readline().strip()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            self.command,
+            env={**os.environ, "COLDPLANE_HOME": self.home},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if " ready " in line:
+                break
+        else:
+            raise RuntimeError("".join(self.said))
+        port = re.search(r" port=(\d+)", "".join(self.said)).group(1)
+        self.base = "http://127.0.0.1:" + port
+        threading.Thread(target=lambda: list(self.process.stderr), daemon=True).start()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        code = self.process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+        return code
+
+
+if sys.argv[1] == "--daemon":
+    server = Daemon(*sys.argv[2:4])
 else:
-    base, key = sys.argv[1], sys.argv[2]
+    server = Stage(sys.argv[2])
+base, key = server.base, server.key
 client = openai.OpenAI(base_url=base + "/v1", api_key=key, max_retries=0, timeout=120)
 model = client.models.list().data[0].id
 FIRST = [{"role": "user", "content": "say Paris is the capital of France."}]
@@ -149,6 +210,63 @@ def figures_are_served():
     assert json.loads(get("/ready")) == {"status": "ok"}
 
 
+def conversation(daemon, between):
+    """Three plain turns; what each answered and what it cost."""
+    messages, seen = [], []
+    for turn in range(3):
+        messages.append({"role": "user", "content": "Name a river, number %d." % turn})
+        one = openai.OpenAI(base_url=daemon.base + "/v1", api_key=daemon.key, max_retries=0)
+        answer = one.chat.completions.create(messages=messages, **GREEDY)
+        cold = answer.model_extra["coldplane"]
+        text = answer.choices[0].message.content
+        seen.append((text, answer.usage.prompt_tokens, cold))
+        messages.append({"role": "assistant", "content": text})
+        between(daemon)
+    return seen
+
+
+def a_killed_daemon_goes_on():
+    def restart(daemon):
+        daemon.kill()
+        daemon.start()
+
+    runs = []
+    for between in (lambda daemon: None, restart):
+        daemon = Daemon(*sys.argv[2:4])
+        runs.append(conversation(daemon, between))
+        assert daemon.stop() == 0
+    for turn, (quiet, killed) in enumerate(zip(*runs)):
+        assert quiet[0] == killed[0], (turn, quiet, killed)
+        assert quiet[1] == killed[1], (turn, quiet, killed)
+        if turn == 0:
+            continue
+        cold = killed[2]
+        assert cold["woken_from"] == "disk" and quiet[2]["woken_from"] == "device", (quiet, killed)
+        # What had no KV yet is the new turn alone: its text and the marks around it.
+        assert cold["tokens_reused"] >= runs[1][turn - 1][1], (turn, killed)
+        assert cold["tokens_prefilled"] < 32, (turn, killed)
+
+
+def keys_share_nothing():
+    keys = ["the-first-key-0123456789", "the-second-key-9876543210"]
+    daemon = Daemon(*sys.argv[2:4], keys=keys)
+    text = "Tell me about ceramics, kilns and glazes. " * 60
+    messages = [{"role": "user", "content": text}]
+    seen = []
+    for one_key in (keys[0], keys[1], keys[0]):
+        one = openai.OpenAI(base_url=daemon.base + "/v1", api_key=one_key, max_retries=0)
+        answer = one.chat.completions.create(messages=messages, **GREEDY)
+        seen.append((answer.model_extra["coldplane"], answer.choices[0].message.content))
+    assert seen[0][0]["tokens_reused"] == seen[1][0]["tokens_reused"] == 0, seen
+    assert seen[2][0]["tokens_reused"] > 0, seen
+    assert seen[0][1] == seen[1][1] == seen[2][1], seen
+    other = openai.OpenAI(base_url=daemon.base + "/v1", api_key=keys[1], max_retries=0)
+    refused(openai.NotFoundError,
+            lambda: other.chat.completions.create(
+                messages=messages, extra_body={"session": seen[0][0]["session"]}, **GREEDY))
+    assert daemon.stop() == 0
+
+
 TESTS = [
     chat_and_stream_agree,
     turns_reuse_what_was_said,
@@ -160,6 +278,8 @@ TESTS = [
     the_other_client,
     figures_are_served,
 ]
+if sys.argv[1] == "--daemon":
+    TESTS += [a_killed_daemon_goes_on, keys_share_nothing]
 failed = 0
 for test in TESTS:
     try:
@@ -168,9 +288,7 @@ for test in TESTS:
     except Exception as error:  # whatever a client raises is a failure with its reason
         failed += 1
         print(test.__name__, "FAILED:", type(error).__name__, error)
-if server is not None:
-    server.stdin.close()
-    failed += server.wait() != 0
+failed += server.stop() != 0
 print("openai", openai.__version__, "huggingface_hub", huggingface_hub.__version__)
 print("%d passed, %d failed" % (len(TESTS) - failed, failed))
 sys.exit(failed > 0)

@@ -430,6 +430,7 @@ static void owners_stay_apart(void **state) {
     cJSON_Delete(root);
     assert_int_equal(support_http_get(world, "/status"), 200);
     root = body(world);
+    assert_int_equal(member(root, "tokens.made")->valueint, 1);
     assert_int_equal(cJSON_GetArraySize(member(root, "sessions")), 4);
     assert_int_equal(cJSON_GetArraySize(member(root, "receipts")), 3);
     assert_null(strstr(world->body, "other owner"));

@@ -89,6 +89,7 @@ struct http {
     pthread_cond_t changed;  /* a worker or an exchange ended; stopping */
     struct http_connection *connections;
     uint64_t bodies_bytes, next_id;
+    uint64_t tokens_made; /* by turns that are not over, too */
     uint32_t workers, exchanges;
     uint64_t opened_ns;
     int stopping;

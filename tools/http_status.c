@@ -60,11 +60,14 @@ static void add_pair(cJSON *root, const char *name, uint64_t bytes, uint64_t ns)
     cJSON_AddNumberToObject(to, "seconds", (double)ns / ns_per_second);
 }
 
-static void add_totals(cJSON *root, const struct serve_picture *picture) {
+static void add_totals(struct http *http, cJSON *root, const struct serve_picture *picture) {
     const struct serve_totals *totals = &picture->totals;
     cJSON *tokens = cJSON_AddObjectToObject(root, "tokens");
     json_text_u64(tokens, "prompt", totals->tokens_prompt);
     json_text_u64(tokens, "completion", totals->tokens_completion);
+    pthread_mutex_lock(&http->lock);
+    json_text_u64(tokens, "made", http->tokens_made);
+    pthread_mutex_unlock(&http->lock);
     json_text_u64(tokens, "reused", totals->tokens_reused);
     json_text_u64(tokens, "prefilled", totals->tokens_prefilled);
     add_pair(root, "spill", totals->spill_bytes, totals->spill_ns);
@@ -169,7 +172,7 @@ char *http_status_json(struct http *http, const uint8_t owner[HTTP_OWNER_BYTES])
                             (double)(http_now_ns(http) - http->opened_ns) / ns_per_second);
     cJSON_AddBoolToObject(root, "stopping", picture->stopping);
     add_slots(root, &picture->slots);
-    add_totals(root, picture);
+    add_totals(http, root, picture);
     cJSON *store = cJSON_AddObjectToObject(root, "store");
     json_text_u64(store, "bytes", picture->store_bytes);
     if (picture->store_bytes_max != UINT64_MAX)

@@ -86,7 +86,12 @@ static int take_piece(void *context, const struct serve_piece *piece) {
     const struct http_request *request = state->answer.request;
     if (is_gone(state))
         return 0;
+    pthread_mutex_lock(&state->exchange->http->lock);
+    state->exchange->http->tokens_made += piece->has_token != 0;
+    pthread_mutex_unlock(&state->exchange->http->lock);
     if (piece->text_bytes == 0 && !request->logprobs)
+        return 1;
+    if (!request->stream && !request->logprobs)
         return 1;
     if (!request->stream)
         state->failed = !http_answer_collect(&state->answer, piece);
@@ -129,7 +134,7 @@ static void fill(const struct turn_state *state, struct serve_request *out) {
                                .logprobs = request->logprobs,
                                .top_logprobs = request->top_logprobs,
                                .deadline_ns = http_now_ns(exchange->http) + options->limits.turn_ns,
-                               .piece = request->stream || request->logprobs ? take_piece : NULL,
+                               .piece = take_piece,
                                .cancelled = is_gone,
                                .context = (void *)(uintptr_t)state};
     memcpy(out->owner, exchange->owner, sizeof out->owner);
