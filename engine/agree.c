@@ -213,22 +213,27 @@ static void take_equal_ids(struct walk *walk) {
     uint64_t left = side->count - walk->stored.at, whole = 0;
     struct tokenizer_stream stream = {{0}, 0};
     int blank = walk->stored.blank, blank_whole = blank;
+    int both_end = left == walk->request.side->count - walk->request.at;
     if (left > walk->request.side->count - walk->request.at)
         left = walk->request.side->count - walk->request.at;
     for (uint64_t i = 0; i < left && ids[i] == others[i]; i++) {
-        int mark = is_mark(side, ids[i]);
+        int mark = is_mark(side, ids[i]), blank_before = blank;
         struct gguf_text piece = tokenizer_piece(side->tokenizer, ids[i]);
         char out[OUT_BYTES];
-        if (mark && stream.held_count != 0)
-            break;
+        if (mark)
+            stream.held_count = 0; /* what was unfinished stays so in both */
         blank = blank || mark;
         for (uint64_t k = 0; !mark && k < piece.size_bytes; k++) {
             tokenizer_stream_push(&stream, piece.bytes + k, 1, out);
             blank = blank && is_space((uint8_t)piece.bytes[k]);
         }
-        if (stream.held_count == 0) {
+        /* A boundary behind a whole character, or in front of one that begins with this token. */
+        if (stream.held_count == 0 || (both_end && i + 1 == left)) {
             whole = i + 1;
             blank_whole = blank;
+        } else if (stream.held_count == piece.size_bytes) {
+            whole = i;
+            blank_whole = blank_before;
         }
     }
     walk->stored.at += whole;

@@ -391,7 +391,51 @@ static void random_cuts_end_where_the_bytes_differ(void **state) {
     close_scene(&scene);
 }
 
-TESTING_MAIN(cmocka_unit_test(another_cut_of_the_same_text_is_reused_whole),
+/* Any ids under any roles: what is called equal is at least the ids that are, and nothing beyond
+ * the lists is named. */
+static void any_ids_keep_the_bounds(void **state) {
+    (void)state;
+    struct testing_random random;
+    testing_random_init(&random, testing_seed("ids", 17));
+    for (int kind = 0; kind <= 2; kind++) {
+        struct scene scene;
+        open_scene(&scene, kind == 2 ? llama3 : NULL, kind);
+        uint32_t vocab = tokenizer_info(scene.tokenizer).vocab_count;
+        for (int round = 0; round < 3000; round++) {
+            uint64_t count[2], same = testing_random_below(&random, 20);
+            uint32_t *lists[2] = {scene.stored, scene.request};
+            for (int k = 0; k < 2; k++) {
+                count[k] = same + testing_random_below(&random, 20);
+                for (uint64_t i = 0; i < count[k]; i++) /* control tokens and marks stand often */
+                    lists[k][i] =
+                        k == 1 && i < same
+                            ? lists[0][i]
+                            : (uint32_t)(testing_random_below(&random, 3) == 0
+                                             ? vocab - 16 + testing_random_below(&random, 16)
+                                             : testing_random_below(&random, vocab));
+            }
+            uint64_t cut = testing_random_below(&random, count[0] + 1);
+            const struct image_span roles[2] = {{IMAGE_USER, 0, cut},
+                                                {IMAGE_ASSISTANT, cut, count[0]}};
+            const struct agree_args args = {
+                scene.tokenizer, scene.tmpl, scene.stored,
+                count[0],        roles,      2,
+                scene.request,   count[1],   (unsigned)testing_random_below(&random, 2)};
+            struct agree found;
+            agree_find(&args, &found);
+            assert_true(found.stored_tokens <= found.differ_token);
+            assert_true(found.differ_token <= count[0]);
+            assert_true(found.request_tokens <= count[1]);
+            assert_true(found.differ_token + 3 >= same); /* a character of four bytes may be cut */
+            assert_true(found.end != AGREE_SAME ||
+                        (found.stored_tokens == count[0] && found.request_tokens == count[1]));
+        }
+        close_scene(&scene);
+    }
+}
+
+TESTING_MAIN(cmocka_unit_test(any_ids_keep_the_bounds),
+             cmocka_unit_test(another_cut_of_the_same_text_is_reused_whole),
              cmocka_unit_test(a_real_difference_is_named),
              cmocka_unit_test(a_literal_control_token_is_text),
              cmocka_unit_test(reasoning_that_is_empty_is_no_difference),

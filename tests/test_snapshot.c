@@ -295,6 +295,14 @@ static void a_session_may_leave_while_it_is_saved(void **state) {
     struct kv_digest resident = life_resident(session);
     assert_int_equal(snapshot_begin(f.life.snapshot, session, &options, &ticket, &diag), KV_OK);
     faulty_io_await_stall(f.faulty);
+    /* It goes on, its request is cancelled in the middle of a prefill, and then it leaves. */
+    uint32_t ids[700], count = 0;
+    struct engine_event events[8];
+    support_engine_ids(9, 200, ids, 700);
+    assert_int_equal(session_feed(session, ids, 700, IMAGE_USER, &diag), KV_OK);
+    assert_int_equal(engine_step(f.life.engine, events, &count, &diag), KV_OK);
+    session_cancel(session);
+    support_engine_run(f.life.engine);
     session_drop(session);
     /* Slots are asked for at once: blocks under way must not be among them. */
     struct session *other = life_session(&f.life, "other", IMAGE_RECIPE_V3);
