@@ -10,9 +10,9 @@
 
 #include <string.h>
 
-/* A session that is being saved or proved stays as it is, one that is held at its floor too. */
+/* A session that is being saved or proved stays as it is. */
 static int may_move(const struct session *session) {
-    return engine_inner_policy(session)->pressure && !session->held &&
+    return engine_inner_policy(session)->pressure &&
            (session->state == SESSION_IDLE || session->state == SESSION_ACTIVE);
 }
 

@@ -154,6 +154,19 @@ static void reserve_blocks(struct session *session, const struct image *image,
     }
 }
 
+/* Under pressure one at its floor has taken every step of the ladder: its history says so, and it
+ * goes up again when slots are free. */
+static void take_every_step(struct session *session) {
+    struct image_policy policy = *engine_inner_policy(session);
+
+    if (!session->held || !policy.pressure)
+        return;
+    for (uint32_t i = 0; i < image_steps(&policy); i++)
+        policy.ends[i] = session->block_count;
+    engine_inner_record_policy(session, &policy);
+    session->held = 0;
+}
+
 static enum kv_err take_staging(struct transfer_load *load, const struct image *image,
                                 struct kv_diag *diag) {
     const struct kv_alloc *alloc = load->engine->settings.alloc;
@@ -202,6 +215,7 @@ enum kv_err transfer_load_begin(struct engine *engine, const struct image *image
     load->session->has_window = 1;
     reserve_blocks(load->session, image, tiers);
     mark_mixed(load->session, image);
+    take_every_step(load->session);
     load->session->watched |= load->session->held || load->session->expecting;
     *load_out = load;
     load = NULL;

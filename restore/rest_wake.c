@@ -183,6 +183,7 @@ static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
     wake->receipt->tokens_prefilled = info.tokens_prefilled;
     wake->receipt->slots = info.slots;
     wake->receipt->mixed_from = info.mixed_from;
+    receipt_history(wake->receipt, info.policies, info.policy_count);
     if (err == KV_OK && info.n_kv != wake->plan.image.n_kv)
         err = kv_diag_set(diag, KV_ERR_PROOF, "%llu tokens have KV, saved were %llu",
                           (unsigned long long)info.n_kv, (unsigned long long)wake->plan.image.n_kv);

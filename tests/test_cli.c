@@ -191,6 +191,30 @@ static void stored_sessions_are_listed_shown_and_verified(void **state) {
     assert_non_null(strstr(cli->out, "segments"));
 }
 
+static void how_kv_is_kept_is_told(void **state) {
+    struct cli *cli = *state;
+    cli_call(cli, "run", "p", "-p", "hi", "--recipe", "v2", "--policy", "pressure", "--top", "k8v8",
+             NULL);
+    cli_good(cli);
+    cli_call(cli, "show", "p", "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "session.recipe"), "v2");
+    assert_string_equal(cli_text(cli, "session.policy"), "pressure");
+    assert_string_equal(cli_text(cli, "session.top"), "K8V8");
+    assert_int_equal(cJSON_GetArraySize(cli_member(cli, "session.stepped_blocks")), 3);
+    assert_int_equal(cJSON_GetArraySize(cli_member(cli, "session.history")), 1);
+    cli_call(cli, "show", "p", NULL);
+    assert_non_null(strstr(cli->out, "v2, pressure, top K8V8, blocks lowered 0/0/0"));
+    /* Made once: what is said later is of new sessions. */
+    cli_call(cli, "restore", "p", "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "receipt.recipe"), "v2");
+    assert_string_equal(cli_text(cli, "receipt.history.0.policy"), "pressure");
+    assert_true(cli_number(cli, "receipt.history.0.from") == 0);
+    cli_call(cli, "run", "q", "-p", "hi", "--policy", "pressure", "--ages", "512", NULL);
+    cli_refused(cli, 1, "policy pressure knows no ages");
+}
+
 static void snapshot_and_restore_print_receipts(void **state) {
     struct cli *cli = *state;
     make_long_session(cli, "a");
@@ -306,7 +330,7 @@ static void bench_store_names_door_and_depth(void **state) {
 TESTING_MAIN(TEST(every_command_has_help), TEST(version_and_settings_are_shown),
              TEST(tokenize_gives_ids), TEST(a_session_goes_on_where_it_was),
              TEST(an_answer_does_not_depend_on_sleep), TEST(chat_knows_its_commands),
-             TEST(stored_sessions_are_listed_shown_and_verified),
+             TEST(stored_sessions_are_listed_shown_and_verified), TEST(how_kv_is_kept_is_told),
              TEST(snapshot_and_restore_print_receipts), TEST(rm_removes_one_and_leaves_the_rest),
              TEST(needles_are_planted_listed_and_checked),
              TEST(bench_restore_refuses_an_empty_store), TEST(bench_store_names_door_and_depth))

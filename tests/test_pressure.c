@@ -337,6 +337,42 @@ static void a_lost_plane_holds_up_older_blocks_only(void **state) {
     life_close(&life);
 }
 
+/* At the floor for want of slots, and up again when there are some: the history has both. */
+static void one_that_fits_at_the_floor_comes_up(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct session_info info;
+    struct receipt receipt;
+    struct session *session;
+    struct kv_diag diag = {""};
+    const struct restore_options at_floor = {.tiers = RECEIPT_TIERS_FLOOR};
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    session = make(&life, "chat", pressed);
+    life_say(session, 1, 1500, 4, NULL);
+    const struct kv_digest never = life_resident(session);
+    const struct life_twin twin = life_twin(session);
+    life_sleep(&life, session);
+    if (restore_wake(&life.source, "chat", &at_floor, &session, &receipt, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K6V2], info.blocks);
+    assert_int_equal(receipt.history_count, 2);
+    assert_int_equal(receipt.policy.ends[2], info.blocks);
+    assert_int_equal(receipt.mixed_from, 0);
+    same_as_policy(session);
+    settle(&life);
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K8V4], info.blocks);
+    const struct kv_digest now = life_resident(session);
+    assert_memory_equal(now.bytes, never.bytes, KV_DIGEST_BYTES);
+    const struct life_twin again = life_twin(session);
+    life_same_twin(&twin, &again);
+    life_close(&life);
+}
+
 /* --- half the need */
 
 enum { SESSIONS = 4, TURNS = 5, TURN_TOKENS = 500 };
@@ -606,5 +642,6 @@ TESTING_MAIN(cmocka_unit_test(the_coldest_goes_first),
              cmocka_unit_test(promoted_is_never_demoted),
              cmocka_unit_test(tiers_change_when_the_policy_does),
              cmocka_unit_test(a_lost_plane_holds_up_older_blocks_only),
+             cmocka_unit_test(one_that_fits_at_the_floor_comes_up),
              cmocka_unit_test(half_the_need_is_enough), cmocka_unit_test(one_just_woken_runs_first),
              cmocka_unit_test(recipe_v2_keeps_k), cmocka_unit_test(k8v8_stands_in_front))

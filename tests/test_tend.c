@@ -62,6 +62,14 @@ static void slots_are_filled_to_the_high_mark(void **state) {
         assert_true(!course[i].sleeps || pick.index == 1);
         filling = pick.filling;
     }
+    /* One that was just woken goes for idleness only. */
+    const struct snap_tend_view woken[] = {{50, 1, 0}, {20, 1, 1}};
+    const struct snap_tend_settings both = {.idle_ns = 10, .slots_low = 100, .slots_high = 200};
+    at = (struct snap_tend_state){.now_ns = 60, .slots_free = 50};
+    assert_int_equal(snap_tend_choose(&both, &at, woken, 2).index, 0);
+    assert_int_equal(snap_tend_choose(&both, &at, woken + 1, 1).cause, SNAP_TEND_NOBODY);
+    at.slots_free = 200;
+    assert_int_equal(snap_tend_choose(&both, &at, woken, 2).index, 1);
 }
 
 /* --- the loop */

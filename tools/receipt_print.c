@@ -46,7 +46,7 @@ void receipt_print_policy_json(const struct image_policy *policy, cJSON *to) {
         cJSON_AddItemToArray(ages, cJSON_CreateNumber((double)policy->ages[i]));
     if (!policy->pressure)
         return;
-    cJSON *lowered = cJSON_AddArrayToObject(to, "lowered_blocks");
+    cJSON *lowered = cJSON_AddArrayToObject(to, "stepped_blocks");
     for (uint32_t i = 0; i < image_steps(policy); i++)
         cJSON_AddItemToArray(lowered, cJSON_CreateNumber(policy->ends[i]));
 }
