@@ -194,7 +194,10 @@ static int pass_over(struct walk *walk, uint32_t stored, uint32_t request) {
     if (pass_reasoning(walk, &walk->stored, walk->args->flags & AGREE_DROPPED_REASONING) ||
         pass_reasoning(walk, &walk->request, 0) || pass_trimmed(walk, request))
         return 1;
-    return request < SYMBOL_END && pass_unseen(walk, stored);
+    /* At the end of what was shown, too: the answer was cut off behind a token that nobody saw. */
+    return (request < SYMBOL_END ||
+            request == SYMBOL_CONTROL + template_end_id(walk->args->tmpl)) &&
+           pass_unseen(walk, stored);
 }
 
 /* --- both together */

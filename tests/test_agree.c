@@ -215,6 +215,18 @@ static void a_literal_control_token_is_text(void **state) {
     answer(&scene, " and no", 0);
     ASK(&scene, "Say it.", "Yes and no", "Go");
     expect_all(&scene, 1);
+    /* Nor are some at the end of one that was cut off, or before its end. */
+    for (int cut = 0; cut < 2; cut++) {
+        empty(&scene);
+        say(&scene, "Say it.");
+        generate(&scene, "Yes", 3, 0);
+        put(&scene, "<|im_start|>");
+        put(&scene, "<|im_start|>");
+        if (!cut)
+            answer(&scene, "", 0);
+        ASK(&scene, "Say it.", "Yes", "Go");
+        expect_all(&scene, 2);
+    }
     close_scene(&scene);
 }
 

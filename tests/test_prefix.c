@@ -137,6 +137,35 @@ static void a_chat_goes_on(void **state) {
     }
 }
 
+/* What went to sleep a moment ago comes from memory, and an edit of it too. */
+static void memory_is_told_from_disk(void **state) {
+    struct serving *serving = *state;
+    serving->settings.ram_bytes = 64 << 20;
+    serving_open(serving);
+    static struct asked asked, edited;
+    static char text[TEXT], other[TEXT];
+    long_text(text, 1500, "lake");
+    snprintf(other, TEXT, "%s?", text);
+    struct serving_chat chat = {.texts = {text}, .count = 1};
+    asked = ask(serving, NULL, &chat);
+    chat.texts[1] = asked.text;
+    chat.texts[2] = "go on";
+    chat.count = 3;
+    for (enum between between = ASLEEP; between < BETWEENS; between++) {
+        static struct asked next;
+        pass_time(serving, between, asked.session);
+        edited = ask(serving, NULL, &(struct serving_chat){.texts = {other}, .count = 1});
+        next = ask(serving, NULL, &chat);
+        assert_int_equal(next.answer.found, between == ASLEEP ? SERVE_RAM : SERVE_DISK);
+        assert_string_equal(next.session, asked.session);
+        assert_string_not_equal(edited.session, asked.session);
+        assert_int_equal(edited.answer.found, next.answer.found);
+        chat.texts[3] = next.text;
+        chat.texts[4] = "and on";
+        chat.count = 5;
+    }
+}
+
 /* --- forks */
 
 struct scene {
@@ -543,8 +572,9 @@ static void two_at_once_do_not_meet(void **state) {
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, serving_set_up, serving_tear_down)
 
-TESTING_MAIN(TEST(a_chat_goes_on), TEST(edits_fork_at_the_right_token),
-             TEST(other_chats_begin_anew), TEST(marks_are_only_hints), TEST(owners_have_their_own),
+TESTING_MAIN(TEST(a_chat_goes_on), TEST(memory_is_told_from_disk),
+             TEST(edits_fork_at_the_right_token), TEST(other_chats_begin_anew),
+             TEST(marks_are_only_hints), TEST(owners_have_their_own),
              TEST(texts_may_come_back_otherwise), TEST(reasoning_may_be_dropped),
              TEST(stops_are_not_in_the_way), TEST(the_longest_snapshot_is_taken),
              TEST(two_at_once_do_not_meet))

@@ -14,8 +14,9 @@
 #include <string.h>
 
 /* A branch costs reading the whole session, so what it keeps must be worth that: at least a page,
- * and a share of the session that takes longer to prefill than the session to read. Measured, a
- * token is read 6 to 20 times as fast as it is prefilled. */
+ * and a share of the session that takes longer to prefill than the session to read. On two cores a
+ * token is read 370 times as fast as it is prefilled (README); a GPU prefills faster, so that a
+ * sixteenth is a careful choice. */
 enum { KEPT_MIN = LAYOUT_PAGE_TOKENS, KEPT_SHARE = 16 };
 enum { REQUEST_MARKS = 256, FINDS_MAX = 3 };
 
@@ -153,6 +154,17 @@ static int is_worth_it(const struct snap_prefix_found *found, const struct prefi
            (place->kept_tokens >= KEPT_MIN && place->kept_tokens >= found->n_kv / KEPT_SHARE);
 }
 
+/* What would be prefilled. */
+static uint64_t cost(const struct finding *finding, const struct prefix_place *place) {
+    return finding->wish->count - place->request_tokens + place->stored_tokens - place->kept_tokens;
+}
+
+static int is_better(const struct finding *finding, const struct prefix_place *place) {
+    const struct prefix_place *best = &finding->best;
+    uint64_t mine = cost(finding, place), other = cost(finding, best);
+    return !best->found || mine < other || (mine == other && place->forks < best->forks);
+}
+
 static void consider(struct finding *finding, const struct snap_prefix_found *found,
                      const struct agree *agree) {
     const struct prefix_wish *wish = finding->wish;
@@ -171,8 +183,7 @@ static void consider(struct finding *finding, const struct snap_prefix_found *fo
     place.forks = 0;
 #endif
     place.kept_tokens = kept(found, place.stored_tokens);
-    if (is_worth_it(found, &place) &&
-        (!finding->best.found || place.kept_tokens > finding->best.kept_tokens))
+    if (is_worth_it(found, &place) && is_better(finding, &place))
         finding->best = place;
 }
 
@@ -240,9 +251,11 @@ enum kv_err prefix_find(struct prefix *prefix, const struct prefix_wish *wish,
         finding.moved = 0;
         memset(&finding.best, 0, sizeof finding.best);
         for (uint32_t k = 0; err == KV_OK && k < count; k++) {
-            /* Nothing behind it can keep more, but for text that was cut into other tokens, which
-             * has a mark. */
-            if (finding.best.found && finding.best.kept_tokens >= found[k].claim)
+            /* A session that goes on itself is as good as those behind it claim to be. What only
+             * branches may be beaten by any of them: claims are small where answers are cut into
+             * other tokens. */
+            if (finding.best.found && !finding.best.forks &&
+                finding.best.request_tokens >= found[k].claim)
                 break;
             err = compare(&finding, &found[k], diag);
         }

@@ -187,6 +187,9 @@ static enum kv_err wake(struct turning *turning, struct kv_diag *diag) {
     } while (may_wait(turning, err));
     turning->answer->wake_ns = now(turning) - begun;
     turning->answer->found = found[opened.found];
+    if (opened.found == SERVICE_WOKEN && opened.receipt.ram_bytes != 0 &&
+        opened.receipt.door_bytes == 0)
+        turning->answer->found = SERVE_RAM;
     return err;
 }
 
