@@ -24,6 +24,7 @@
 
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_path.h"
+#include "snapshot/snap_retain.h"
 #include "snapshot/snap_room.h"
 #include "snapshot/snap_tree.h"
 #include "store/base/bytes.h"
@@ -77,14 +78,16 @@ static enum kv_err put_lineage(struct store_batch *batch, uint64_t lineage,
 }
 
 enum kv_err snap_commit_branch(struct snapshot *snapshot, const struct transfer_durable *durable,
-                               const char *name, struct kv_diag *diag) {
+                               const char *name, const char *source, struct kv_diag *diag) {
     struct record_lineage record = {.parent = durable->parent, .cut = durable->cut};
+    const struct snap_retain_leave leave = snapshot_leave(snapshot);
+    const struct snap_retain_writer writer = {snapshot->store, snapshot->alloc, snapshot->clock,
+                                              &leave,          source,          "the branch"};
     struct store_batch *batch = NULL;
     if (durable->cut == 0)
         return KV_OK;
     memcpy(record.name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
-    enum kv_err err =
-        store_batch_begin(snapshot->store, 2 * SNAP_COMMIT_RECORD_BYTES, &batch, diag);
+    enum kv_err err = snap_retain_begin(&writer, 2 * SNAP_COMMIT_RECORD_BYTES, &batch, diag);
     if (err != KV_OK)
         return err;
     store_batch_cause(batch, STORE_CAUSE_SAVE);

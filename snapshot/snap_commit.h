@@ -17,9 +17,10 @@
 void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uint32_t count);
 /* Commits a save. The ticket gets result, diag, receipt and the durable state after it. */
 void snap_commit_save(struct snapshot *snapshot, struct snap_item *item);
-/* Records the lineage of a new session that is cut from another's, before its first save. */
+/* Records the lineage of a new session that is cut from the stored one `source`, before its first
+ * save. Codes as snap_retain_begin. */
 enum kv_err snap_commit_branch(struct snapshot *snapshot, const struct transfer_durable *durable,
-                               const char *name, struct kv_diag *diag);
+                               const char *name, const char *source, struct kv_diag *diag);
 
 /* Worst case of one record with its extents, for store_batch_begin and for plans. */
 enum { SNAP_COMMIT_RECORD_BYTES = RECORD_KEY_BYTES_MAX + RECORD_OUT_BYTES };

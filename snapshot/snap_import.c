@@ -12,7 +12,7 @@
 #include "snapshot/snap_commit.h"
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_line.h"
-#include "snapshot/snap_room.h"
+#include "snapshot/snap_retain.h"
 #include "store/base/bytes.h"
 #include "store/store_batch.h"
 
@@ -36,12 +36,12 @@ static const struct kv_alloc *alloc_of(const struct importing *importing) {
 }
 
 static enum kv_err begin(struct importing *importing, uint64_t worst_bytes, struct kv_diag *diag) {
-    struct store *store = importing->args->store;
-    enum kv_err err = store_batch_begin(store, worst_bytes, &importing->gc.batch, diag);
-    if (err == KV_ERR_NO_SPACE && snap_room_make(store)) {
-        kv_diag_clear(diag);
-        err = store_batch_begin(store, worst_bytes, &importing->gc.batch, diag);
-    }
+    const struct snap_retain_writer writer = {.store = importing->args->store,
+                                              .alloc = alloc_of(importing),
+                                              .clock = importing->args->clock,
+                                              .leave = importing->args->leave,
+                                              .what = "the next part"};
+    enum kv_err err = snap_retain_begin(&writer, worst_bytes, &importing->gc.batch, diag);
     importing->batch_raw = 0;
     return err;
 }

@@ -6,13 +6,15 @@
  *
  * Threads: the one that writes to the store; no other batch meanwhile.
  * Units: bytes, tokens.
- * Errors: those of snap_take.h; EXISTS (a session has the name), INVALID (the name), NO_SPACE, IO.
+ * Errors: those of snap_take.h; EXISTS (a session has the name), INVALID (the name), LIMIT (the byte
+ * budget), NO_SPACE, IO.
  * After an error, and after a kill at any point, the store has the sessions that it had before;
  * what was staged is deleted at once, or when the store is next opened for saving.
  */
 #ifndef SNAPSHOT_SNAP_IMPORT_H
 #define SNAPSHOT_SNAP_IMPORT_H
 
+#include "snapshot/snap_retain.h"
 #include "snapshot/snap_take.h"
 #include "store/store.h"
 
@@ -21,7 +23,9 @@ struct snap_import_args {
     struct snap_take_args take; /* without visitor */
     const char *name;           /* NULL: the one in the file */
     const uint8_t *owner;       /* whose it becomes, IMAGE_OWNER_BYTES; NULL: the operator's */
-    uint64_t batch_bytes;       /* a batch of blocks ends when it has so many */
+    const struct kv_clock *clock;
+    const struct snap_retain_leave *leave; /* what may go for it; may be NULL */
+    uint64_t batch_bytes;                  /* a batch of blocks ends when it has so many */
 };
 /* The usual size: few syncs, and little to write again after a kill. */
 #define SNAP_IMPORT_BATCH_BYTES ((uint64_t)64 << 20)

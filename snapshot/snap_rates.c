@@ -92,7 +92,7 @@ enum kv_err snap_rates_put(struct store *store, const struct snap_rates *rates,
         kv_write_f32(&writer, numbers[i]);
     const struct store_put put = {
         .key = rates_key, .key_bytes = 1, .value = value, .value_bytes = writer.off};
-    enum kv_err err = store_batch_begin(store, sizeof value, &batch, diag);
+    enum kv_err err = store_batch_begin_removal(store, &batch, diag);
     if (err != KV_OK)
         return err;
     store_batch_cause(batch, STORE_CAUSE_CARE);

@@ -313,6 +313,60 @@ enum kv_err snap_retain_make_room(const struct snap_retain_args *args, struct sn
     return err;
 }
 
+/* --- for writers that are no saves */
+
+/* Kept back by the store for the growth of its index and for removals; and what its count of a
+ * batch may be above the sum of the parts: keys and values stand in the record and in the index. */
+enum { KEPT_BACK_BYTES = 1 << 20, COUNT_BYTES = 64 << 10 };
+
+static int is_busy_for(void *context, const char *session) {
+    const struct snap_retain_writer *writer = context;
+    const struct snap_retain_leave *leave = writer->leave;
+    if (writer->session != NULL && strcmp(session, writer->session) == 0)
+        return 1;
+    return leave != NULL && leave->is_busy != NULL && leave->is_busy(leave->context, session);
+}
+
+static int let_go(const struct snap_retain_writer *writer, uint64_t worst_bytes) {
+    struct snap_retain_writer own = *writer;
+    struct snap_retain_sum sum = {0};
+    int changed = 0;
+    const struct snap_retain_args args = {.store = writer->store,
+                                          .alloc = writer->alloc,
+                                          .clock = writer->clock,
+                                          .may_degrade =
+                                              writer->leave != NULL && writer->leave->may_degrade,
+                                          .need_bytes = worst_bytes + KEPT_BACK_BYTES,
+                                          .is_busy = is_busy_for,
+                                          .context = &own};
+    (void)snap_retain_make_room(&args, &sum, &changed, NULL);
+    return changed;
+}
+
+enum kv_err snap_retain_begin(const struct snap_retain_writer *writer, uint64_t worst_bytes,
+                              struct store_batch **out, struct kv_diag *diag) {
+    struct store_stats stats;
+    worst_bytes += COUNT_BYTES + worst_bytes / 16;
+    enum kv_err err = store_batch_begin(writer->store, worst_bytes, out, diag);
+#ifndef BREAK_WRITER_ROOM
+    while (err == KV_ERR_NO_SPACE &&
+           (snap_room_make(writer->store) || let_go(writer, worst_bytes))) {
+        kv_diag_clear(diag);
+        err = store_batch_begin(writer->store, worst_bytes, out, diag);
+    }
+#endif
+    if (err != KV_ERR_NO_SPACE)
+        return err;
+    store_stats_get(writer->store, &stats);
+    return kv_diag_set(
+        diag, KV_ERR_LIMIT,
+        "%s may need %llu bytes, of %llu (store-max) %llu are left: remove sessions, name one "
+        "with `coldplane expire`, %sor raise store-max",
+        writer->what, (unsigned long long)(worst_bytes + KEPT_BACK_BYTES),
+        (unsigned long long)stats.bytes_max, (unsigned long long)stats.room_bytes,
+        writer->leave != NULL && writer->leave->may_degrade ? "" : "allow --may-degrade, ");
+}
+
 enum kv_err snap_retain_expire(struct store *store, const char *name, int may_expire,
                                struct kv_diag *diag) {
     struct record_name record;

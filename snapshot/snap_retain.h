@@ -1,7 +1,7 @@
 /* snapshot/snap_retain.h - what goes when the byte budget is reached, and the log of it.
  *
  * Responsible for: the order in which stored sessions give up bytes for a save that finds no room,
- * doing it, the mark of `expire`, the log.
+ * doing it, the same for every other writer, the mark of `expire`, the log.
  * Not responsible for: taking planes out of blocks (snap_lower.h), giving the space of segments
  * back (snap_room.h), or when (snap_save.c).
  *
@@ -19,7 +19,7 @@
 #define SNAPSHOT_SNAP_RETAIN_H
 
 #include "engine/record.h"
-#include "store/store.h"
+#include "store/store_batch.h"
 
 enum snap_retain_kind {
     SNAP_RETAIN_PLANES = 1, /* a session's blocks gave up a plane */
@@ -56,6 +56,25 @@ struct snap_retain_sum {
  * *changed_out 1: another try is worth it. */
 enum kv_err snap_retain_make_room(const struct snap_retain_args *args, struct snap_retain_sum *sum,
                                   int *changed_out, struct kv_diag *diag);
+
+/* What may go for a writer that finds no room: NULL is what `expire` has named, and none is busy. */
+struct snap_retain_leave {
+    int may_degrade;
+    int (*is_busy)(void *context, const char *session); /* NULL: none is */
+    void *context;
+};
+/* A batch of `worst_bytes` for something that is no save. Where the budget has no room, gc and then
+ * what may go make some; `session` (may be NULL) is as if busy. LIMIT: there is none, and the text
+ * says how much `what` needs. Otherwise as store_batch_begin. */
+struct snap_retain_writer {
+    struct store *store;
+    const struct kv_alloc *alloc;
+    const struct kv_clock *clock;
+    const struct snap_retain_leave *leave; /* may be NULL */
+    const char *session, *what;
+};
+enum kv_err snap_retain_begin(const struct snap_retain_writer *writer, uint64_t worst_bytes,
+                              struct store_batch **out, struct kv_diag *diag);
 
 /* Allows (or forbids again) that the session goes whole when the budget is reached. A later save
  * forbids it again. NOT_FOUND, BUSY (pinned). */

@@ -267,6 +267,10 @@ static int is_resident(void *context, const char *name) {
     return session_find(snapshot->engine, name) != NULL;
 }
 
+struct snap_retain_leave snapshot_leave(struct snapshot *snapshot) {
+    return (struct snap_retain_leave){snapshot->may_degrade, is_resident, snapshot};
+}
+
 /* What the save may take of the budget at most, with what the store keeps back for the growth of
  * its index and for removals. */
 static uint64_t need_of(struct snapshot *snapshot, struct session *session) {
@@ -420,7 +424,7 @@ enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, 
     KV_TRY(snap_line_go_back(snapshot->store, blocks_kept(&info, n), &after, diag));
     KV_TRY(snap_line_fresh_id(snapshot->store, record_key_lineage, &after.lineage, diag));
     snapshot_writer_take(snapshot);
-    err = snap_commit_branch(snapshot, &after, info.name, diag);
+    err = snap_commit_branch(snapshot, &after, info.name, head.name, diag);
     snapshot_writer_give(snapshot);
     KV_TRY(err);
     if (n < info.n)

@@ -146,9 +146,12 @@ struct change {
     struct kv_diag *diag;
 };
 
-static enum kv_err begin(struct change *change, uint64_t worst_bytes) {
-    enum kv_err err =
-        store_batch_begin(change->tree->store, worst_bytes, &change->gc.batch, change->diag);
+static enum kv_err begin(struct change *change, const char *session, const char *what,
+                         uint64_t worst_bytes) {
+    const struct snap_tree *tree = change->tree;
+    const struct snap_retain_writer writer = {tree->store, tree->alloc, tree->clock,
+                                              tree->leave, session,     what};
+    enum kv_err err = snap_retain_begin(&writer, worst_bytes, &change->gc.batch, change->diag);
     if (err == KV_OK)
         store_batch_cause(change->gc.batch, STORE_CAUSE_SAVE);
     return err;
@@ -282,7 +285,7 @@ enum kv_err snap_tree_fork(const struct snap_tree *tree, const struct snap_tree_
     enum kv_err err = KV_OK;
     KV_TRY(new_place(tree, new_name, diag));
     KV_TRY(make_branch(tree, place, new_name, &branch, diag));
-    KV_TRY(begin(&change, worst_of(&branch.image)));
+    KV_TRY(begin(&change, place->name, "the fork", worst_of(&branch.image)));
     err = finish(&change, put_branch(&change, &branch, 0));
 done:
     snap_image_release(&branch.image, tree->alloc);
@@ -308,7 +311,7 @@ enum kv_err snap_tree_revert(const struct snap_tree *tree, const struct snap_tre
     before.is_explicit = 1;
     KV_TRY(make_branch(tree, place, place->name, &branch, diag));
     branch.image.record.parent = head.snapshot;
-    KV_TRY(begin(&change, worst_of(&branch.image)));
+    KV_TRY(begin(&change, place->name, "going back", worst_of(&branch.image)));
     err = update_snapshot(&change, head.snapshot, &before);
     if (err == KV_OK)
         err = put_branch(&change, &branch, head.pinned);
@@ -359,6 +362,22 @@ static enum kv_err rename_lineages(struct change *change, uint64_t lineage, cons
     }
 }
 
+/* What all images together may need. */
+static enum kv_err worst_of_all(const struct snap_tree *tree, const struct ids *ids,
+                                uint64_t *worst_out, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    *worst_out = 0;
+    for (size_t i = 0; i < ids->count && err == KV_OK; i++) {
+        struct snap_image image;
+        err = snap_image_read(tree->store, tree->alloc, ((const uint64_t *)ids->items)[i], &image,
+                              diag);
+        if (err == KV_OK)
+            *worst_out += worst_of(&image);
+        snap_image_release(&image, tree->alloc);
+    }
+    return err;
+}
+
 /* Images hold the name, so each is written again; what refers to an older root follows. */
 static enum kv_err rename_snapshots(struct change *change, const struct ids *ids, const char *name,
                                     const char *new_name) {
@@ -394,6 +413,7 @@ enum kv_err snap_tree_rename(const struct snap_tree *tree, const char *name, con
     struct ids ids = {.alloc = tree->alloc};
     struct record_name head;
     struct record_key key = record_key_name(name);
+    uint64_t worst_bytes = 0;
     enum kv_err err = KV_OK;
     KV_TRY(session_check_name(name, diag));
     KV_TRY(snap_gc_name(tree->store, name, &head, diag));
@@ -401,7 +421,8 @@ enum kv_err snap_tree_rename(const struct snap_tree *tree, const char *name, con
     KV_TRY(snap_tree_walk(tree->store, name, add_id, &ids, diag));
     if (ids.failed)
         KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the snapshots of %s", name));
-    KV_TRY(begin(&change, 0));
+    KV_TRY(worst_of_all(tree, &ids, &worst_bytes, diag));
+    KV_TRY(begin(&change, name, "the new name", worst_bytes));
     err = rename_snapshots(&change, &ids, name, new_name);
     if (err == KV_OK)
         err = put_name(&change, new_name, &head);

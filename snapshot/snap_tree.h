@@ -13,18 +13,20 @@
  * Threads: the one that owns batches, with none open.
  * Units: nanoseconds of wall clock.
  * Errors: NOT_FOUND (session or tag), EXISTS (the new name, or a tag), INVALID (names), BUSY (it is
- * pinned), CORRUPT, VERSION, LIMIT, IO, NO_SPACE, NOMEM; nothing has changed then.
+ * pinned), CORRUPT, VERSION, LIMIT (also the byte budget), IO, NO_SPACE, NOMEM; nothing has
+ * changed then but what gave room.
  */
 #ifndef SNAPSHOT_SNAP_TREE_H
 #define SNAPSHOT_SNAP_TREE_H
 
 #include "engine/record.h"
-#include "store/store.h"
+#include "snapshot/snap_retain.h"
 
 struct snap_tree {
     struct store *store;
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
+    const struct snap_retain_leave *leave; /* for fork, revert, rename; may be NULL */
 };
 /* One session's snapshots: its head (tag NULL) or the one with that tag. */
 struct snap_tree_place {

@@ -21,6 +21,8 @@
 #include "engine/transfer.h"
 #include "store/store.h"
 
+struct snap_retain_leave; /* snap_retain.h */
+
 struct snapshot;
 
 struct snapshot_settings {
@@ -47,6 +49,8 @@ void snapshot_write_budget(struct snapshot *snapshot, uint64_t bytes_per_second,
 /* 1: a save that finds the byte budget reached may take planes of sessions that are not resident,
  * then older snapshots (snap_retain.h). Off at first: it is then refused with LIMIT. */
 void snapshot_may_degrade(struct snapshot *snapshot, int may_degrade);
+/* The same for other writers beside the sessions of this engine; good until snapshot_close. */
+struct snap_retain_leave snapshot_leave(struct snapshot *snapshot);
 
 /* For engine_hooks.block_sealed; context is the struct snapshot. Only enqueues. */
 void snapshot_block_sealed(void *context, struct session *session, struct block *block);

@@ -88,6 +88,8 @@ enum kv_err segment_flush(struct segment_writer *writer, struct kv_diag *diag);
 /* All durable, new files' names too. A failure here cannot be repeated: KV_ERR_IO,
  * KV_ERR_NO_SPACE. */
 enum kv_err segment_sync(struct segment_writer *writer, struct kv_diag *diag);
+/* What comes next begins a segment of its own. */
+void segment_end(struct segment_writer *writer);
 /* What was appended stays. */
 void segment_commit(struct segment_writer *writer);
 /* Back to the last commit. KV_ERR_IO: something is left behind the tail, or a sync has failed

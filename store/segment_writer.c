@@ -38,6 +38,7 @@ struct segment_writer {
     int stalled;
     int sync_failed; /* for ever */
     int left;        /* nothing is cut any more */
+    int ends;        /* the next reservation begins a segment */
     char fallback[160];
     struct segment_counts counts;
 };
@@ -305,13 +306,18 @@ enum kv_err segment_probe(struct segment_writer *writer, int *direct_out, struct
     return segment_error(diag, error, "open for writing", writer->at.segment);
 }
 
+void segment_end(struct segment_writer *writer) {
+    writer->ends = 1;
+}
+
 enum kv_err segment_reserve(struct segment_writer *writer, uint64_t bytes, uint64_t room_bytes,
                             struct fmt_place *out, struct kv_diag *diag) {
     uint64_t padded = kv_round_up(bytes, STORE_PAGE_BYTES);
     enum kv_err err = check(writer, diag);
     if (err == KV_OK && writer->at.off != 0 &&
-        writer->at.off + padded > writer->options.segment_bytes)
+        (writer->ends || writer->at.off + padded > writer->options.segment_bytes))
         err = next_segment(writer, diag);
+    writer->ends = 0;
     if (err != KV_OK)
         return err;
     int error = writer->file >= 0 ? 0 : open_tail(writer);

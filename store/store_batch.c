@@ -41,6 +41,14 @@ static enum kv_err fail(struct store_batch *batch, enum kv_err err, struct kv_di
     return err;
 }
 
+uint64_t store_inner_used(struct store *store) {
+    uint64_t used = index_bytes(store->index) + store_reserve_bytes(store);
+    pthread_mutex_lock(&store->lock);
+    used += store->segment_bytes;
+    pthread_mutex_unlock(&store->lock);
+    return used;
+}
+
 /* Bytes that the store's files may still grow by, after what this batch has written and its record
  * so far, when another `extent_bytes` and `op_bytes` are added. 0 when they do not fit. */
 static uint64_t room_after(struct store_batch *batch, uint64_t extent_bytes, uint64_t op_bytes,
@@ -48,11 +56,8 @@ static uint64_t room_after(struct store_batch *batch, uint64_t extent_bytes, uin
     struct store *store = batch->store;
     uint64_t ops = batch->record_bytes + op_bytes;
     uint64_t need = extent_bytes + padded(ops + KV_DIGEST_BYTES) + 2 * ops + INDEX_GROWTH_BYTES;
-    uint64_t used = index_bytes(store->index) + segment_uncommitted_bytes(store->writer);
-    pthread_mutex_lock(&store->lock);
-    used += store->segment_bytes;
-    pthread_mutex_unlock(&store->lock);
-    used += batch->spare + store_reserve_bytes(store);
+    uint64_t used =
+        store_inner_used(store) + segment_uncommitted_bytes(store->writer) + batch->spare;
     uint64_t max = store->options.bytes_max;
     *need_out = need;
     *have_out = used < max ? max - used : 0;
@@ -132,6 +137,10 @@ static enum kv_err begin(struct store *store, uint64_t worst_bytes, int removes,
     if (store->options.bytes_max != STORE_BYTES_UNLIMITED) {
         uint64_t worst =
             worst_bytes < STORE_BYTES_UNLIMITED / 4 ? worst_bytes : STORE_BYTES_UNLIMITED / 4;
+        /* What every put will ask for as well, so that a batch whose bound is true is never cut
+         * short. One without puts needs none. */
+        if (worst != 0 && !removes)
+            worst += REMOVAL_BYTES;
         err = check_budget(batch, worst, 0, NULL, diag);
     }
     if (err == KV_OK)

@@ -25,6 +25,9 @@
 /* Moved bytes per batch, so that space is needed for little more than that. */
 enum { BATCH_BYTES = 8 << 20 };
 
+/* Records and growth of the index, beside what a batch may need (store_batch.c). */
+enum { RECORD_BYTES = 256 << 10 };
+
 struct segment_use {
     uint32_t number;
     uint64_t bytes, taken_bytes; /* its size, and of that on the disk */
@@ -173,14 +176,18 @@ static int by_segment(const void *a, const void *b) {
     return x->key_off < y->key_off ? -1 : x->key_off > y->key_off;
 }
 
-/* Keeps the sparse ones; the open segment is never one. */
+/* Keeps the sparse ones; the open segment is one on request only. */
 static void choose(struct gc *gc) {
     size_t kept = 0;
     for (size_t i = 0; i < gc->use_count; i++) {
         const struct segment_use *use = &gc->uses[i];
-        if (use->number == gc->store->state.tail.segment ||
-            use->live_bytes >= use->bytes / 100 * gc->options->live_percent +
-                                   use->bytes % 100 * gc->options->live_percent / 100)
+        int is_open = use->number == gc->store->state.tail.segment;
+        int stays = is_open && (!gc->options->with_open || gc->store->state.tail.off == 0);
+#ifdef BREAK_GC_OPEN
+        stays = is_open;
+#endif
+        if (stays || use->live_bytes >= use->bytes / 100 * gc->options->live_percent +
+                                            use->bytes % 100 * gc->options->live_percent / 100)
             continue;
         gc->moved_all += use->live_bytes;
         gc->uses[kept++] = *use;
@@ -428,8 +435,9 @@ static enum kv_err remove_segment(struct gc *gc, const struct segment_use *use) 
 #ifdef BREAK_GC_HOLD
     held = 0;
 #endif
-    /* Whoever looks a record up from here on finds its new place. */
-    if (held) {
+    /* Whoever looks a record up from here on finds its new place. A segment that is open still has
+     * not been left: nothing stood in it. */
+    if (held || use->number == store->state.tail.segment) {
         gc->report->held++;
         return KV_OK;
     }
@@ -455,9 +463,37 @@ static void leave(struct gc *gc, const struct segment_use *use) {
              use->number, gc->diag->text[0] != 0 ? gc->diag->text : "it cannot be read");
 }
 
+/* All that the segment keeps stands twice until it goes; what is freed then is more. The reserve of
+ * the budget is there for this. */
+static enum kv_err check_room(const struct gc *gc, const struct segment_use *use) {
+    const struct store_options *options = &gc->store->options;
+    uint64_t need = use->live_bytes + use->live_bytes / 32 + RECORD_BYTES;
+    if (options->bytes_max == STORE_BYTES_UNLIMITED || use->live_bytes == 0)
+        return KV_OK;
+    uint64_t used = store_inner_used(gc->store);
+#ifdef BREAK_GC_ROOM
+    used = 0;
+#endif
+    if (used + need <= options->bytes_max)
+        return KV_OK;
+    /* The store keeps back a part of what is added (store_reserve.h). */
+    uint64_t more = (used + need - options->bytes_max) / 31 * 32 + STORE_PAGE_BYTES;
+    return kv_diag_set(gc->diag, KV_ERR_LIMIT,
+                       "segment %u can go only when the %llu bytes that it keeps have moved: that "
+                       "needs %llu beside the %llu in use, of %llu (store-max): raise it by %llu "
+                       "for this run, or remove sessions",
+                       use->number, (unsigned long long)use->live_bytes, (unsigned long long)need,
+                       (unsigned long long)used, (unsigned long long)options->bytes_max,
+                       (unsigned long long)more);
+}
+
 static enum kv_err empty_segment(struct gc *gc, const struct segment_use *use) {
-    enum kv_err err = KV_OK;
+    enum kv_err err = check_room(gc, use);
     size_t at = 0;
+    if (err != KV_OK)
+        return err;
+    if (use->number == gc->store->state.tail.segment)
+        segment_end(gc->store->writer);
     while (at < gc->mover_count && gc->movers[at].segment < use->number)
         at++;
 #ifdef BREAK_GC_MOVE

@@ -24,6 +24,7 @@ struct store_gc_options {
     int dry_run;               /* counts and changes nothing */
     int punch_only;            /* moves nothing, so it writes nothing */
     int punch_every;           /* where hardly anything is dead, too: nothing dead stays readable */
+    int with_open;             /* the segment that is written to as well: the next one begins */
     uint64_t bytes_per_second; /* 0: unbounded */
     /* Called to stay within the rate, and between segments with 0; non-zero ends the run early.
      * NULL is allowed without a rate. */
@@ -52,8 +53,9 @@ struct store_gc_report {
     char trouble[200];                   /* the first reason why a segment was left; "" when none */
 };
 
-/* KV_ERR_NO_SPACE: what was freed until then stays freed, and the report says how much.
- * KV_ERR_INVALID read-only or options, KV_ERR_BUSY a batch is open, KV_ERR_CORRUPT an index entry,
+/* KV_ERR_LIMIT: the byte budget does not hold what a segment keeps beside the segment, and the text
+ * says how much that is; KV_ERR_NO_SPACE: the disk does not. What was freed until then stays freed,
+ * and the report says how much. KV_ERR_INVALID read-only or options, KV_ERR_BUSY a batch is open, KV_ERR_CORRUPT an index entry,
  * KV_ERR_IO, KV_ERR_NOMEM. The report is written in every case. */
 enum kv_err store_gc(struct store *store, const struct store_gc_options *options,
                      struct store_gc_report *report_out, struct kv_diag *diag);

@@ -132,7 +132,9 @@ enum kv_err recover_forward(struct store *store, struct kv_diag *diag);
  */
 enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_diag *diag);
 
-/* store_batch.c, for what gives space back: the batch may use options.reserve_bytes. */
+/* store_batch.c: what counts against the byte budget, without options.reserve_bytes. */
+uint64_t store_inner_used(struct store *store);
+/* For what gives space back: the batch may use options.reserve_bytes. */
 enum kv_err store_inner_begin_reserve(struct store *store, struct store_batch **out,
                                       struct kv_diag *diag);
 /* Appends bytes as an extent is stored; the caller takes its id and puts the entry. */

@@ -11,9 +11,11 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -194,4 +196,15 @@ double cli_number(const struct cli *cli, const char *path) {
     const cJSON *member = cli_member(cli, path);
     assert_true(cJSON_IsNumber(member));
     return cJSON_GetNumberValue(member);
+}
+
+/* Asked before anything changes: in a chroot the root is no mount, and a namespace of our own would
+ * leave the program's own path behind for the tests after this one. */
+void cli_own_mounts_or_skip(void) {
+    struct statx root = {0};
+    if (statx(AT_FDCWD, "/", 0, 0, &root) != 0 ||
+        (root.stx_attributes & STATX_ATTR_MOUNT_ROOT) == 0)
+        testing_skip("the root of this process is no mount of its own");
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+        testing_skip("this account may not mount a small tmpfs");
 }

@@ -49,4 +49,7 @@ const char *cli_text(const struct cli *cli, const char *path);
 double cli_number(const struct cli *cli, const char *path);
 const struct cJSON *cli_member(const struct cli *cli, const char *path);
 
+/* For a test that mounts something; it goes with the program. */
+void cli_own_mounts_or_skip(void);
+
 #endif

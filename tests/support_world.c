@@ -369,7 +369,7 @@ enum kv_err world_back(struct world *world, uint32_t session, uint32_t percent,
 
 enum kv_err world_fork(struct world *world, uint32_t session, const char *tag, uint32_t to,
                        struct kv_diag *diag) {
-    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree tree = {world->store, world->alloc, world->clock, NULL};
     const struct snap_tree_place place = {world_name(session), tag};
     struct world_fact *fact = NULL;
     world_forget(world, session);
@@ -382,7 +382,7 @@ enum kv_err world_fork(struct world *world, uint32_t session, const char *tag, u
 }
 
 enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, struct kv_diag *diag) {
-    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree tree = {world->store, world->alloc, world->clock, NULL};
     const struct snap_tree_place place = {world_name(session), NULL};
     struct world_fact *fact = NULL;
     world_forget(world, session);
@@ -399,7 +399,7 @@ enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, str
 
 enum kv_err world_revert(struct world *world, uint32_t session, const char *tag,
                          struct kv_diag *diag) {
-    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree tree = {world->store, world->alloc, world->clock, NULL};
     const struct snap_tree_place place = {world_name(session), tag};
     char kept[RECORD_TAG_BYTES_MAX + 1];
     struct world_fact *fact = NULL;
@@ -410,7 +410,7 @@ enum kv_err world_revert(struct world *world, uint32_t session, const char *tag,
 
 enum kv_err world_untag(struct world *world, uint32_t session, const char *tag,
                         struct kv_diag *diag) {
-    const struct snap_tree tree = {world->store, world->alloc, world->clock};
+    const struct snap_tree tree = {world->store, world->alloc, world->clock, NULL};
     const struct snap_tree_place place = {world_name(session), tag};
     world_forget(world, session);
     return snap_tree_untag(&tree, &place, diag);

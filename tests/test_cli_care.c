@@ -10,9 +10,13 @@
 #include "tests/support_store.h"
 
 #include <cjson/cJSON.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* Two sessions, one of them removed again, so that most of the store is garbage. */
 static void make_sessions(struct cli *cli) {
@@ -222,6 +226,68 @@ static void a_reached_budget_is_refused_or_gives_way(void **state) {
     cli_good(cli);
 }
 
+/* What writes and is no save is refused with 3 as well, and nothing has changed. */
+static void every_writer_keeps_to_the_budget(void **state) {
+    struct cli *cli = *state;
+    char file[TESTING_PATH_BYTES + 32];
+    snprintf(file, sizeof file, "%s/travel.kv", cli->home);
+    make_sessions(cli);
+    cli_call(cli, "export", "travel", file, NULL);
+    cli_good(cli);
+    cli_call(cli, "fork", "travel", "second", "--store-max", "1MiB", NULL);
+    cli_refused(cli, 3, "store-max");
+    cli_call(cli, "rename", "travel", "second", "--store-max", "1MiB", NULL);
+    cli_refused(cli, 3, "--may-degrade");
+    cli_call(cli, "import", file, "--as", "second", "--store-max", "1MiB", NULL);
+    cli_refused(cli, 3, "store-max");
+    cli_call(cli, "snapshot", "travel", "--tag", "red", "--store-max", "1MiB", NULL);
+    cli_refused(cli, 3, "store-max");
+    cli_call(cli, "show", "second", NULL);
+    assert_int_equal(cli->code, 2);
+    /* What removes is let in. */
+    cli_call(cli, "rm", "more", "--purge", "--store-max", "1MiB", NULL);
+    cli_good(cli);
+    cli_call(cli, "fork", "travel", "second", NULL);
+    cli_good(cli);
+}
+
+static int holds(const char *dir, const uint8_t *page) {
+    char command[2 * TESTING_PATH_BYTES];
+    char hex[64];
+    for (int i = 0; i < 24; i++)
+        snprintf(hex + 2 * i, 3, "%02x", page[i]);
+    snprintf(command, sizeof command, "cat '%s'/seg/* | od -An -v -tx1 | tr -d ' \\n' | grep -q %s",
+             dir, hex);
+    return system(command) == 0;
+}
+
+/* ramfs makes no holes: the segment that is open is written again as well. */
+static void a_purge_without_holes_leaves_nothing(void **state) {
+    struct cli *cli = *state;
+    char store[TESTING_PATH_BYTES + 64], path[TESTING_PATH_BYTES + 96];
+    uint8_t page[24];
+    cli_own_mounts_or_skip();
+    snprintf(store, sizeof store, "%s/ram", cli->home);
+    assert_int_equal(mkdir(store, 0700), 0);
+    if (mount("ramfs", store, "ramfs", 0, "") != 0)
+        testing_skip("this account may not mount a ramfs");
+    cli_call(cli, "run", "gone", "-p", "something private", "--store", store, NULL);
+    cli_good(cli);
+    cli_call(cli, "run", "stays", "-p", "something else", "--store", store, NULL);
+    cli_good(cli);
+    snprintf(path, sizeof path, "%s/seg/00000001.seg", store);
+    int file = open(path, O_RDONLY);
+    assert_int_equal(pread(file, page, sizeof page, 0), sizeof page);
+    close(file);
+    assert_true(holds(store, page));
+    cli_call(cli, "rm", "gone", "--purge", "--store", store, NULL);
+    cli_good(cli);
+    assert_false(holds(store, page));
+    cli_call(cli, "verify", "stays", "--store", store, NULL);
+    cli_good(cli);
+    umount(store);
+}
+
 static char *list_of(struct cli *cli) {
     cli_call(cli, "ls", "--json", NULL);
     cli_good(cli);
@@ -304,4 +370,5 @@ static void a_damaged_index_is_rebuilt_on_request(void **state) {
 TESTING_MAIN(TEST(gc_frees_and_says_so), TEST(fsck_and_scrub_name_the_session),
              TEST(a_damaged_index_is_rebuilt_on_request), TEST(a_refinement_plane_is_given_up),
              TEST(a_reached_budget_is_refused_or_gives_way), TEST(counts_agree),
+             TEST(every_writer_keeps_to_the_budget), TEST(a_purge_without_holes_leaves_nothing),
              TEST(ten_sessions_outlive_their_index))

@@ -13,7 +13,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -638,21 +637,10 @@ static void mount_or_skip(const char *path, const char *options, unsigned long f
         testing_skip("this account may not mount a small tmpfs");
 }
 
-/* Asked before anything changes: in a chroot the root is no mount, and a namespace of our own would
- * leave the program's own path behind for the tests after this one. */
-static void own_mounts_or_skip(void) {
-    struct statx root = {0};
-    if (statx(AT_FDCWD, "/", 0, 0, &root) != 0 ||
-        (root.stx_attributes & STATX_ATTR_MOUNT_ROOT) == 0)
-        testing_skip("the root of this process is no mount of its own");
-    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
-        testing_skip("this account may not mount a small tmpfs");
-}
-
 static void a_full_disk_keeps_what_was_saved(void **state) {
     struct cli *cli = *state;
     char store[TESTING_PATH_BYTES + 64];
-    own_mounts_or_skip();
+    cli_own_mounts_or_skip();
     snprintf(store, sizeof store, "%s/full", cli->home);
     assert_int_equal(mkdir(store, 0700), 0);
     mount_or_skip(store, "size=1m", 0);
@@ -679,7 +667,7 @@ static void a_full_disk_keeps_what_was_saved(void **state) {
 static void a_read_only_disk_can_still_be_read(void **state) {
     struct cli *cli = *state;
     char folder[TESTING_PATH_BYTES + 64], store[TESTING_PATH_BYTES + 64];
-    own_mounts_or_skip();
+    cli_own_mounts_or_skip();
     snprintf(folder, sizeof folder, "%s/disk", cli->home);
     assert_int_equal(mkdir(folder, 0700), 0);
     mount_or_skip(folder, "size=8m", 0);

@@ -99,6 +99,7 @@ static enum kv_err import_into(struct life *life, const struct bytes *file,
     engine_model(life->engine, &model);
     struct snap_import_args args = {
         .store = life->store,
+        .clock = kv_clock_system(),
         .name = how->name,
         .batch_bytes = 300000, /* two blocks */
         .take = {.alloc = how->alloc != NULL ? how->alloc : kv_alloc_system(),
@@ -234,6 +235,7 @@ static void a_store_with_other_settings_takes_it(void **state) {
     struct source source = {f.file.at, f.file.count, -1};
     const struct snap_import_args args = {
         .store = store,
+        .clock = kv_clock_system(),
         .batch_bytes = SNAP_IMPORT_BATCH_BYTES,
         .take = {.alloc = kv_alloc_system(), .get = get_bytes, .get_context = &source}};
     assert_int_equal(snap_import(&args, &result, &diag), KV_OK);
@@ -259,7 +261,7 @@ static void a_fork_takes_along_what_it_shares(void **state) {
     struct receipt receipt;
     struct kv_diag diag = {""};
     make_file(&f, IMAGE_RECIPE_V3, 64 + 256 * 4 + 30);
-    const struct snap_tree tree = {f.life.store, kv_alloc_system(), kv_clock_system()};
+    const struct snap_tree tree = {f.life.store, kv_alloc_system(), kv_clock_system(), NULL};
     const struct snap_tree_place place = {"chat", NULL};
     if (snap_tree_fork(&tree, &place, "kid", &diag) != KV_OK)
         fail_msg("fork: %s", diag.text);
@@ -596,6 +598,7 @@ static void a_power_cut_leaves_all_or_nothing(void **state) {
     struct source source = {f.file.at, f.file.count, -1};
     const struct snap_import_args args = {
         .store = store,
+        .clock = kv_clock_system(),
         .name = "other",
         .batch_bytes = 1,
         .take = {.alloc = kv_alloc_system(), .get = get_bytes, .get_context = &source}};

@@ -30,7 +30,7 @@ static void begin(struct fixture *f) {
     testing_temp_dir(f->dir);
     f->options = life_default(f->dir);
     life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system()};
+    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
 }
 
 static void on_finding(void *context, const struct snap_care_finding *finding) {
@@ -104,6 +104,7 @@ static void move(struct fixture *f, const char *name, const char *as, const uint
     must(restore_export(&out, &exported, &diag), &diag);
     const struct snap_import_args in = {
         .store = f->life.store,
+        .clock = kv_clock_system(),
         .take = {.alloc = kv_alloc_system(), .get = get_file, .get_context = &file},
         .name = as,
         .owner = owner,

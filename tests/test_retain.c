@@ -291,6 +291,74 @@ static void a_full_budget_gives_way_with_permission(void **state) {
     life_close(&life);
 }
 
+static int is_called(void *context, const char *name) {
+    return strcmp(context, name) == 0;
+}
+
+/* Writers that are no saves: refused as a save is, and let in by the same permission; what they
+ * begin with, and what is busy, stays whole. BREAK_WRITER_ROOM asks for no room. */
+static void other_writers_find_room_as_saves_do(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    char name[32];
+    struct life life;
+    struct kv_diag diag = {""};
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    make_asleep(&life, "source", 1);
+    make_asleep(&life, "busy", 2);
+    make_asleep(&life, "cold", 3);
+    struct session *session = life_wake(&life, "source", NULL);
+    life_save(&life, session, 1);
+    life_say(session, 4, 20, 2, NULL);
+    life_save(&life, session, 0);
+    session_drop(session);
+    life_close(&life);
+    /* Nothing is left of the budget. */
+    options.bytes_max = 3 << 20;
+    options.limited = 1;
+    life_open(&options, &life);
+    struct snap_retain_leave leave = {0, is_called, "busy"};
+    const struct snap_tree tree = {life.store, kv_alloc_system(), kv_clock_system(), &leave};
+    const struct snap_tree_place place = {"source", NULL};
+    assert_int_equal(snap_tree_fork(&tree, &place, "fork", &diag), KV_ERR_LIMIT);
+    assert_non_null(strstr(diag.text, "store-max"));
+    assert_non_null(strstr(diag.text, "--may-degrade"));
+    assert_int_equal(snap_tree_rename(&tree, "source", "other", &diag), KV_ERR_LIMIT);
+    assert_int_equal(entry_of(&life, "cold").dropped, 0);
+    life_close(&life);
+    /* As much as cold gives up is enough for records and an image. */
+    struct store_stats stats;
+    options.limited = 0;
+    options.bytes_max = STORE_BYTES_UNLIMITED;
+    life_open(&options, &life);
+    store_stats_get(life.store, &stats);
+    life_close(&life);
+    options.limited = 1;
+    options.bytes_max = stats.segment_bytes + stats.index_bytes;
+    options.bytes_max += options.bytes_max / 4 + (1 << 20);
+    life_open(&options, &life);
+    const struct snap_tree roomy = {life.store, kv_alloc_system(), kv_clock_system(), &leave};
+    enum kv_err err = KV_OK;
+    unsigned count = 0;
+    for (; err == KV_OK && count < 200; count++) {
+        snprintf(name, sizeof name, "f%u", count);
+        err = snap_tree_fork(&roomy, &place, name, &diag);
+    }
+    if (err != KV_ERR_LIMIT)
+        fail_msg("%s: %s", kv_err_name(err), diag.text);
+    leave.may_degrade = 1;
+    if (snap_tree_fork(&roomy, &place, name, &diag) != KV_OK)
+        fail_msg("with permission: %s", diag.text);
+    assert_true(entry_of(&life, "cold").dropped != 0);
+    assert_int_equal(entry_of(&life, "source").dropped, 0);
+    assert_int_equal(entry_of(&life, "busy").dropped, 0);
+    all_is_sound(&life);
+    session_drop(life_wake(&life, name, NULL));
+    life_close(&life);
+}
+
 /* Only expire lets the last snapshot go, and a save takes the permission away. */
 static void expire_lets_a_whole_session_go(void **state) {
     (void)state;
@@ -344,7 +412,7 @@ static void forks_give_up_together(void **state) {
     life_open(&options, &life);
     make_asleep(&life, "parent", 1);
     make_asleep(&life, "pinned", 2);
-    const struct snap_tree tree = {life.store, kv_alloc_system(), kv_clock_system()};
+    const struct snap_tree tree = {life.store, kv_alloc_system(), kv_clock_system(), NULL};
     const struct snap_tree_place place = {"parent", NULL};
     assert_int_equal(snap_tree_fork(&tree, &place, "child", &diag), KV_OK);
     assert_int_equal(snap_tree_pin(&tree, "pinned", 1, &diag), KV_OK);
@@ -468,6 +536,7 @@ static void a_bad_refinement_plane_is_given_up(void **state) {
 TESTING_MAIN(cmocka_unit_test(a_degraded_session_is_proven_at_its_floor),
              cmocka_unit_test(the_order_is_kept),
              cmocka_unit_test(a_full_budget_gives_way_with_permission),
+             cmocka_unit_test(other_writers_find_room_as_saves_do),
              cmocka_unit_test(expire_lets_a_whole_session_go),
              cmocka_unit_test(forks_give_up_together), cmocka_unit_test(a_failed_wake_is_no_use),
              cmocka_unit_test(a_bad_refinement_plane_is_given_up))

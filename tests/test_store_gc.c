@@ -524,9 +524,91 @@ static void failing_at_every_allocation(void **state) {
     assert_true(failures > 10);
 }
 
+/* BREAK_GC_OPEN leaves the open segment, so that what was deleted last stays readable where there
+ * are no holes. */
+static void the_open_segment_goes_on_request(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    struct store_gc_options gc = store_gc_options_usual();
+    struct store_gc_report report;
+    for (unsigned i = 0; i < 6; i++)
+        assert_int_equal(support_store_commit(store, i, i + 1, 1, NULL), KV_OK);
+    delete_range(store, 0, 6, 2);
+    gc.live_percent = 100;
+    assert_int_equal(store_gc(store, &gc, &report, NULL), KV_OK);
+    assert_int_equal(report.removed, 0);
+    gc.with_open = 1;
+    assert_int_equal(store_gc(store, &gc, &report, NULL), KV_OK);
+    assert_int_equal(report.removed, 1);
+    assert_int_equal(report.held, 0);
+    assert_int_equal(support_store_segment_bytes(dir, 1), 0);
+    for (int rebuilt = 0; rebuilt < 2; rebuilt++) {
+        for (unsigned i = 0; i < 6; i++)
+            assert_true(i % 2 == 0 ? support_store_absent(store, i)
+                                   : support_store_matches(store, i, 1, 0));
+        store_close(store);
+        support_store_remove_index(dir);
+        store = support_store_open(&options);
+    }
+    /* And goes on: another one, and an empty store has none to end. */
+    assert_int_equal(support_store_commit(store, 7, 8, 1, NULL), KV_OK);
+    assert_int_equal(store_gc(store, &gc, &report, NULL), KV_OK);
+    assert_true(support_store_matches(store, 7, 1, 1));
+    store_close(store);
+    testing_temp_dir(dir);
+    options = support_store_options(dir);
+    store = support_store_open(&options);
+    assert_int_equal(store_gc(store, &gc, &report, NULL), KV_OK);
+    assert_int_equal(report.removed, 0);
+    store_close(store);
+}
+
+/* A budget below what is stored: what cannot be moved is refused with what it needs, nothing is
+ * lost, and so much more lets it through. BREAK_GC_ROOM begins without looking. */
+static void a_move_fits_or_is_refused(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct store_stats stats;
+    struct kv_diag diag = {""};
+    testing_temp_dir(dir);
+    make_garbage(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    struct store_gc_options gc = store_gc_options_usual();
+    struct store_gc_report report;
+    gc.live_percent = 100;
+    gc.punch_only = 1;
+    assert_int_equal(store_gc(store, &gc, &report, NULL), KV_OK);
+    gc.punch_only = 0;
+    store_stats_get(store, &stats);
+    store_close(store);
+    options.bytes_max = stats.segment_bytes + stats.index_bytes - 65536;
+    options.reserve_bytes = 0;
+    store = support_store_open(&options);
+    assert_int_equal(store_gc(store, &gc, &report, &diag), KV_ERR_LIMIT);
+    const char *raise = strstr(diag.text, "raise it by ");
+    assert_non_null(raise);
+    assert_true(all_right(store));
+    store_close(store);
+    options.bytes_max += strtoull(raise + strlen("raise it by "), NULL, 10);
+    store = support_store_open(&options);
+    struct store_gc_report more;
+    enum kv_err err = store_gc(store, &gc, &more, &diag);
+    assert_true(err == KV_OK || err == KV_ERR_LIMIT); /* a larger one may be next */
+    assert_true(more.removed > 0);
+    assert_true(all_right(store));
+    store_close(store);
+    check_rebuilt(dir);
+}
+
 TESTING_MAIN(cmocka_unit_test(frees_what_nobody_uses), cmocka_unit_test(many_rounds),
              cmocka_unit_test(a_deletion_outlives_its_segment), cmocka_unit_test(cut_along_the_way),
              cmocka_unit_test(failing_at_every_change),
              cmocka_unit_test(failing_at_every_allocation), cmocka_unit_test(full_budget_empties),
              cmocka_unit_test(rate_and_stop), cmocka_unit_test(holds_keep_segments),
-             cmocka_unit_test(damage_is_left_in_place))
+             cmocka_unit_test(damage_is_left_in_place),
+             cmocka_unit_test(the_open_segment_goes_on_request),
+             cmocka_unit_test(a_move_fits_or_is_refused))

@@ -26,7 +26,7 @@ static void begin(struct fixture *f) {
     testing_temp_dir(f->dir);
     f->options = life_default(f->dir);
     life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system()};
+    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
 }
 
 static void on_finding(void *context, const struct snap_care_finding *finding) {

@@ -45,7 +45,7 @@ static void begin(struct fixture *f) {
     f->options.real_model = real_model;
     f->options.engine.threads = real_model ? 2 : 1;
     life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system()};
+    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
 }
 
 static uint64_t allocated(const char *path) {

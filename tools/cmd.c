@@ -248,6 +248,19 @@ uint64_t cmd_slots_bytes(const struct config *config) {
                : config->slots_bytes;
 }
 
+static int anyone(void *context, const char *session) {
+    (void)context;
+    (void)session;
+    return 1;
+}
+
+struct snap_retain_leave cmd_leave(struct cmd *cmd, struct service *service) {
+    if (cmd->host != NULL)
+        return (struct snap_retain_leave){.is_busy = anyone};
+    return service != NULL ? snapshot_leave(service_snapshot(service))
+                           : (struct snap_retain_leave){.may_degrade = cmd->config->may_degrade};
+}
+
 struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]) {
     snprintf(dir, CONFIG_PATH_BYTES + 16, "%s/receipts", cmd->config->home);
     return (struct receipt_keep){dir, cmd->clock, cmd->alloc};

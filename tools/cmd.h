@@ -18,6 +18,7 @@
 #ifndef TOOLS_CMD_H
 #define TOOLS_CMD_H
 
+#include "snapshot/snap_retain.h"
 #include "tools/config.h"
 #include "tools/service.h"
 
@@ -109,6 +110,9 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
 /* Around what this thread itself writes to the store of a service that it opened. */
 void cmd_write_begin(struct cmd *cmd, struct service *service);
 void cmd_write_end(struct cmd *cmd, struct service *service);
+/* What may go when such a write finds no room. In the daemon nothing: whoever holds the writer
+ * cannot ask which sessions are resident. `service` NULL: none is. */
+struct snap_retain_leave cmd_leave(struct cmd *cmd, struct service *service);
 /* Around waiting for a person: others may use the session, so look it up again by name. */
 void cmd_pause(struct cmd *cmd);
 enum kv_err cmd_resume(struct cmd *cmd, struct kv_diag *diag);

@@ -331,8 +331,9 @@ static enum kv_err do_edit(struct talk *talk, const char *rest, struct kv_diag *
 }
 
 static enum kv_err do_fork(struct talk *talk, const char *rest, struct kv_diag *diag) {
-    const struct snap_tree tree = {service_store(talk->service), talk->cmd->alloc,
-                                   talk->cmd->clock};
+    const struct snap_retain_leave leave = cmd_leave(talk->cmd, talk->service);
+    const struct snap_tree tree = {service_store(talk->service), talk->cmd->alloc, talk->cmd->clock,
+                                   &leave};
     const struct snap_tree_place place = {talk->cmd->session_name, NULL};
     if (rest == NULL)
         return kv_diag_set(diag, KV_ERR_INVALID, "/fork: its name? write /fork NAME");

@@ -248,8 +248,11 @@ static enum kv_err import_into(struct moving *moving, struct store *store,
     struct cmd *cmd = moving->cmd;
     struct engine_model model;
     struct snap_import_result result;
+    const struct snap_retain_leave leave = cmd_leave(cmd, NULL);
     struct snap_import_args args = {.store = store,
                                     .name = cmd->config->as,
+                                    .clock = cmd->clock,
+                                    .leave = &leave,
                                     .batch_bytes = SNAP_IMPORT_BATCH_BYTES,
                                     .take = {.alloc = cmd->alloc,
                                              .get = get_bytes,

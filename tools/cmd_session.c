@@ -348,7 +348,8 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
 /* The snapshot that was proven becomes the head; where the session stood stays under a tag. */
 static enum kv_err go_back(struct cmd *cmd, struct service *service,
                            const struct snap_tree_place *place, struct kv_diag *diag) {
-    const struct snap_tree tree = {service_store(service), cmd->alloc, cmd->clock};
+    const struct snap_retain_leave leave = cmd_leave(cmd, service);
+    const struct snap_tree tree = {service_store(service), cmd->alloc, cmd->clock, &leave};
     char kept[RECORD_TAG_BYTES_MAX + 1];
     snapshot_drain(service_snapshot(service));
     cmd_write_begin(cmd, service);

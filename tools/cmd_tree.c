@@ -20,8 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct snap_tree tree_of(const struct cmd *cmd, struct store *store) {
-    return (struct snap_tree){store, cmd->alloc, cmd->clock};
+static struct snap_tree tree_of(const struct cmd *cmd, struct store *store,
+                                const struct snap_retain_leave *leave) {
+    return (struct snap_tree){store, cmd->alloc, cmd->clock, leave};
 }
 
 static void print_name(FILE *out, const char *name) {
@@ -44,7 +45,8 @@ enum kv_err cmd_fork(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
     cmd->session_name = place.name;
     KV_TRY(cmd_find(cmd, store, &entry, diag));
-    const struct snap_tree tree = tree_of(cmd, store);
+    const struct snap_retain_leave leave = cmd_leave(cmd, NULL);
+    const struct snap_tree tree = tree_of(cmd, store, &leave);
     KV_TRY(snap_tree_fork(&tree, &place, new_name, diag));
     KV_TRY(snapshot_find(store, cmd->alloc, new_name, &entry, diag));
     if (cmd->result != NULL) {
@@ -71,7 +73,8 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(session_check_name(new_name, diag));
     KV_TRY(cmd_open_store(cmd, 0, &store, diag));
     KV_TRY(cmd_find(cmd, store, &entry, diag));
-    const struct snap_tree tree = tree_of(cmd, store);
+    const struct snap_retain_leave leave = cmd_leave(cmd, NULL);
+    const struct snap_tree tree = tree_of(cmd, store, &leave);
     KV_TRY(snap_tree_rename(&tree, cmd->session_name, new_name, diag));
     const struct receipt_keep keep = cmd_receipts(cmd, dir);
     receipt_keep_rename(&keep, cmd->session_name, new_name);
@@ -97,7 +100,7 @@ enum kv_err cmd_pin(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(cmd_open_store(cmd, 0, &store, diag));
     KV_TRY(cmd_find(cmd, store, &entry, diag));
-    const struct snap_tree tree = tree_of(cmd, store);
+    const struct snap_tree tree = tree_of(cmd, store, NULL);
     KV_TRY(snap_tree_pin(&tree, cmd->session_name, pinned, diag));
     if (cmd->result != NULL) {
         json_text(cmd->result, "name", cmd->session_name);
@@ -219,6 +222,7 @@ static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_
     if (err == KV_OK && report->no_holes) {
         gc.punch_only = gc.punch_every = 0;
         gc.live_percent = 100;
+        gc.with_open = 1;
         err = store_gc(*store, &gc, report, diag);
     }
     if (err != KV_OK) {
@@ -287,7 +291,7 @@ enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
     cmd->session_name = place.name;
     KV_TRY(cmd_find(cmd, store, &entry, diag));
-    const struct snap_tree tree = tree_of(cmd, store);
+    const struct snap_tree tree = tree_of(cmd, store, NULL);
     if (place.tag != NULL)
         KV_TRY(snap_tree_untag(&tree, &place, diag));
     else
