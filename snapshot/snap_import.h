@@ -6,8 +6,8 @@
  *
  * Threads: the one that writes to the store; no other batch meanwhile.
  * Units: bytes, tokens.
- * Errors: those of snap_take.h; EXISTS (a session has the name), INVALID (the name), LIMIT (the byte
- * budget), NO_SPACE, IO.
+ * Errors: those of snap_take.h; EXISTS (a session has the name), INVALID (the name), LIMIT (the
+ * byte budget), NO_SPACE, IO.
  * After an error, and after a kill at any point, the store has the sessions that it had before;
  * what was staged is deleted at once, or when the store is next opened for saving.
  */

@@ -57,7 +57,7 @@ struct snap_retain_sum {
 enum kv_err snap_retain_make_room(const struct snap_retain_args *args, struct snap_retain_sum *sum,
                                   int *changed_out, struct kv_diag *diag);
 
-/* What may go for a writer that finds no room: NULL is what `expire` has named, and none is busy. */
+/* What may go for a writer without room: NULL is what `expire` has named, and none is busy. */
 struct snap_retain_leave {
     int may_degrade;
     int (*is_busy)(void *context, const char *session); /* NULL: none is */

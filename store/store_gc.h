@@ -55,8 +55,8 @@ struct store_gc_report {
 
 /* KV_ERR_LIMIT: the byte budget does not hold what a segment keeps beside the segment, and the text
  * says how much that is; KV_ERR_NO_SPACE: the disk does not. What was freed until then stays freed,
- * and the report says how much. KV_ERR_INVALID read-only or options, KV_ERR_BUSY a batch is open, KV_ERR_CORRUPT an index entry,
- * KV_ERR_IO, KV_ERR_NOMEM. The report is written in every case. */
+ * and the report says how much. KV_ERR_INVALID read-only or options, KV_ERR_BUSY a batch is open,
+ * KV_ERR_CORRUPT an index entry, KV_ERR_IO, KV_ERR_NOMEM. The report is written in every case. */
 enum kv_err store_gc(struct store *store, const struct store_gc_options *options,
                      struct store_gc_report *report_out, struct kv_diag *diag);
 

@@ -139,7 +139,8 @@ static void sampling_follows_the_kind(void **state) {
 }
 
 /* A frame that says another size than the referrer is refused before it is unzipped; damaged and
- * cut frames never give other bytes with KV_OK. */
+ * cut frames never give other bytes with KV_OK.
+ * Fails with BREAK_FRAME_SIZE. */
 static void damage_is_refused(void **state) {
     (void)state;
     struct codec *codec = NULL;

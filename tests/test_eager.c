@@ -124,7 +124,8 @@ static void an_eager_wake_ends_as_an_exact_one(void **state) {
 }
 
 /* Few tokens: the first of them come while blocks are coarse, one more of which is read before
- * each step. */
+ * each step.
+ * Fails with BREAK_EAGER_MARK. */
 static void tokens_are_marked_with_what_they_saw(void **state) {
     struct fixture f;
     struct receipt receipt, refined, again;
@@ -184,6 +185,7 @@ static void a_save_in_between_is_of_the_whole_map(void **state) {
 
 /* --- what cannot be read back */
 
+/* Fails with BREAK_COARSE_SAVE, BREAK_REFINE_DIGEST. */
 static void a_damaged_plane_leaves_the_session_whole(void **state) {
     struct fixture f;
     struct store_extent extent;

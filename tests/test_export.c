@@ -326,6 +326,7 @@ static size_t frame_at(const struct bytes *file, const char *tag, uint32_t numbe
     return 0;
 }
 
+/* Fails with BREAK_EXPORT_TAIL, BREAK_IMPORT_STAGED. */
 static void a_cut_file_leaves_nothing(void **state) {
     (void)state;
     struct fixture f = {0};
@@ -352,6 +353,7 @@ static void a_cut_file_leaves_nothing(void **state) {
     close_fixture(&f);
 }
 
+/* Fails with BREAK_EXPORT_DIGEST. */
 static void any_changed_byte_is_found(void **state) {
     (void)state;
     struct fixture f = {0};
@@ -371,7 +373,8 @@ static void any_changed_byte_is_found(void **state) {
     close_fixture(&f);
 }
 
-/* Frames that are all sound, in another order or from another file. */
+/* Frames that are all sound, in another order or from another file.
+ * Fails with BREAK_EXPORT_CHAIN. */
 static void frames_cannot_be_moved(void **state) {
     (void)state;
     struct fixture f = {0};
@@ -403,6 +406,7 @@ static void changed_and_mended(struct fixture *f, size_t at, uint32_t value, enu
     free(copy.at);
 }
 
+/* Fails with BREAK_EXPORT_IDS. */
 static void impossible_numbers_are_named(void **state) {
     (void)state;
     struct fixture f = {0};
@@ -441,6 +445,7 @@ static void another_model_is_refused_by_name(void **state) {
     close_fixture(&f);
 }
 
+/* Fails with BREAK_IMPORT_EXISTS. */
 static void a_taken_name_is_refused(void **state) {
     (void)state;
     struct fixture f = {0};
@@ -578,6 +583,7 @@ static int whole_or_nothing(const char *dir, uint64_t n, uint64_t cut) {
     return err == KV_OK;
 }
 
+/* Fails with BREAK_IMPORT_EARLY. */
 static void a_power_cut_leaves_all_or_nothing(void **state) {
     (void)state;
     struct fixture f = {0};

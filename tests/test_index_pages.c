@@ -149,7 +149,8 @@ static void damaged_pages(void **state) {
     free(image.bytes);
 }
 
-/* The newest free list names a page that the records use: LMDB would write over it. */
+/* The newest free list names a page that the records use: LMDB would write over it.
+ * Fails with BREAK_FREE_LIST. */
 static void free_list_names_a_used_page(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

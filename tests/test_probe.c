@@ -61,6 +61,7 @@ static void check_places(uint64_t n_kv, const struct image_policy *policy, uint3
     }
 }
 
+/* Fails with BREAK_PROBE_DEPTH. */
 static void places_are_spread(void **state) {
     (void)state;
     static const struct image_policy policies[] = {
@@ -204,7 +205,8 @@ static void kept_probes_can_fail_and_come_back(void **state) {
     end(&f);
 }
 
-/* A text that goes on by itself passes without any memory of it, so nothing of it is kept. */
+/* A text that goes on by itself passes without any memory of it, so nothing of it is kept.
+ * Fails with BREAK_PROBE_KEEP. */
 static void what_cannot_fail_is_not_kept(void **state) {
     (void)state;
     struct fixture f;

@@ -60,7 +60,8 @@ static void rates_stay_with_the_store(void **state) {
     store_close(store);
 }
 
-/* The slowest stage and the proof behind it; a prefill grows with the square of the length. */
+/* The slowest stage and the proof behind it; a prefill grows with the square of the length.
+ * Fails with BREAK_RATES_PROOF. */
 static void estimates_follow_the_rates(void **state) {
     (void)state;
     struct snap_rates rates = example;

@@ -161,7 +161,8 @@ static void damaged_index_file(void **state) {
 }
 
 /* One byte of the index flipped: the right list or a refusal, in a child because LMDB itself may
- * end the process on damage that its own checks meet. */
+ * end the process on damage that its own checks meet.
+ * Fails with BREAK_LAST_REPLAY. */
 static void flipped_index_byte(void **state) {
     (void)state;
     char base[TESTING_PATH_BYTES];

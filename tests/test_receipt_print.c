@@ -130,6 +130,7 @@ static void table_says_what_a_person_needs(void **state) {
     free(text);
 }
 
+/* Fails with BREAK_CLEAN_TEXT. */
 static void a_refused_one_gives_the_reason(void **state) {
     (void)state;
     struct receipt receipt = example();

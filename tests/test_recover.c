@@ -161,13 +161,15 @@ static void torn_at_every_write(void **state) {
     sweep(FAULTY_IO_TEAR_AND_DIE, 0, io_posix_door());
 }
 
+/* Fails with BREAK_ORDER, BREAK_SYNC. */
 static void power_cut_at_every_change(void **state) {
     (void)state;
     sweep(FAULTY_IO_DIE, 1, io_posix_door());
 }
 
 /* The moment that the sweep cannot reach: all is synced, the index does not know yet. The index is
- * put back to what it was before the batch. */
+ * put back to what it was before the batch.
+ * Fails with BREAK_TORN_BATCH. */
 static void index_behind_the_segments(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

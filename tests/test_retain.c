@@ -219,7 +219,8 @@ static void the_order_is_kept(void **state) {
 }
 
 /* Saves that find the budget reached: refused without permission, the session whole; with it, they
- * go on, and the session that is resident keeps what it has. */
+ * go on, and the session that is resident keeps what it has.
+ * Fails with BREAK_RESIDENT. */
 static void a_full_budget_gives_way_with_permission(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

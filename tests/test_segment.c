@@ -279,6 +279,7 @@ static int refusing_open(void *context, int dir, const char *name, int flags, in
     return io_posix_door()->open(NULL, dir, name, flags, file_out);
 }
 
+/* Fails with BREAK_DIRECT_FLAG. */
 static void direct_flag_is_the_truth(void **state) {
     (void)state;
     struct rig rig = make_rig(io_best_door());

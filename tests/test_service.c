@@ -154,7 +154,8 @@ static enum kv_err lookup_as(struct fixture *fixture, const char *name, const ui
     return service_session(fixture->service, name, &lookup, &session, &opened, &fixture->diag);
 }
 
-/* Awake, asleep and by whoever asks first: another owner's name is nowhere. */
+/* Awake, asleep and by whoever asks first: another owner's name is nowhere.
+ * Fails with BREAK_FOREIGN_NAME. */
 static void names_belong_to_an_owner(void **state) {
     struct fixture *fixture = *state;
     static const uint8_t alice[IMAGE_OWNER_BYTES] = {1}, bob[IMAGE_OWNER_BYTES] = {2};
@@ -176,6 +177,7 @@ static void names_belong_to_an_owner(void **state) {
     assert_int_equal(lookup_as(fixture, "mine", nobody), KV_OK);
 }
 
+/* Fails with BREAK_LEAST_RECENT. */
 static void room_is_made_by_the_least_recently_used(void **state) {
     struct fixture *fixture = *state;
     enum { SESSIONS = 8 };
@@ -230,6 +232,7 @@ static int stop_at_once(void *context) {
     return 1;
 }
 
+/* Fails with BREAK_OPEN_TURN. */
 static void turns_are_closed_however_they_ended(void **state) {
     struct fixture *fixture = *state;
     struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);

@@ -172,7 +172,8 @@ static void wrong_counts_are_mended(void **state) {
     life_close(&life);
 }
 
-/* A missing snapshot record: named, and nothing may be deleted, whatever looks unused. */
+/* A missing snapshot record: named, and nothing may be deleted, whatever looks unused.
+ * Fails with BREAK_COLLECT_DAMAGED. */
 static void damage_stops_deleting(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -308,6 +309,7 @@ static void never_bad(void *context, const struct store_fsck_finding *finding) {
     fail_msg("bad: %s", finding->text);
 }
 
+/* Fails with BREAK_SCRUB_MARK. */
 static void scrub_goes_on(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

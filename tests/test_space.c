@@ -24,7 +24,8 @@ static enum kv_err try_sleep(struct life *life, struct session *session, struct 
 }
 
 /* CASE-22: sessions come and go until three times the quota has been written and more; the
- * directory never passes the quota, and gc makes room without being asked. */
+ * directory never passes the quota, and gc makes room without being asked.
+ * Fails with BREAK_BUDGET, BREAK_ROOM. */
 static void three_times_the_quota(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -161,6 +162,7 @@ static void a_long_chat_writes_what_is_new(void **state) {
     life_close(&life);
 }
 
+/* Fails with BREAK_BUCKET. */
 static void buckets(void **state) {
     (void)state;
     const uint64_t second = 1000000000u;

@@ -404,7 +404,8 @@ static void killed_reader(const char *dir) {
     assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
-/* Look-ups find a slot, and what is written over and over does not grow the index. */
+/* Look-ups find a slot, and what is written over and over does not grow the index.
+ * Fails with BREAK_STALE_READERS. */
 static void killed_readers_are_cleared(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -436,7 +437,8 @@ static void killed_readers_are_cleared(void **state) {
 }
 
 /* Extents leave a record and are garbage at once; the others and the new value stand, also when the
- * index is made anew, and when the record was put in the same batch. */
+ * index is made anew, and when the record was put in the same batch.
+ * Fails with BREAK_UPDATE. */
 static void shrinking_drops_kinds(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

@@ -94,7 +94,8 @@ static void no_space_anywhere(void **state) {
 }
 
 /* The batch is synced when the index has no room for it: what was reported as failed must not come
- * back with the power. */
+ * back with the power.
+ * Fails with BREAK_LOOSE_ROLLBACK. */
 static void failed_index_commit_stays_failed(void **state) {
     (void)state;
     static const enum kv_err reasons[] = {KV_ERR_NO_SPACE, KV_ERR_NOMEM};
@@ -236,6 +237,7 @@ static void stalled_write_times_out(void **state) {
     drop_rig(&rig);
 }
 
+/* Fails with BREAK_BUDGET, BREAK_REMOVAL_ROOM. */
 static void budget_is_hard(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -288,7 +290,8 @@ static void budget_is_hard(void **state) {
     store_close(store);
 }
 
-/* The budget of a full store is lowered: what makes room is still let in, nothing else is. */
+/* The budget of a full store is lowered: what makes room is still let in, nothing else is.
+ * Fails with BREAK_REMOVAL_OVER. */
 static void removes_over_a_lowered_budget(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -365,7 +368,8 @@ static void full_tmpfs(void **state) {
     assert_int_equal(umount(mount_dir), 0);
 }
 
-/* Writes to files without a name succeed, and nobody would ever find them. */
+/* Writes to files without a name succeed, and nobody would ever find them.
+ * Fails with BREAK_REMOVED_STORE. */
 static void removed_store_acknowledges_nothing(void **state) {
     (void)state;
     for (int whole = 0; whole < 2; whole++) {

@@ -73,6 +73,7 @@ static void one_case(const char *file_path) {
     assert_int_equal(support_store_segment_bytes(dir, 1), before);
 }
 
+/* Fails with BREAK_FSCK_CHAIN, BREAK_INSPECT. */
 static void golden_reports(void **state) {
     (void)state;
     unsigned count = support_golden_each(golden, one_case);

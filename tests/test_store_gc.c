@@ -106,6 +106,7 @@ static void check_rebuilt(const char *dir) {
     free(after);
 }
 
+/* Fails with BREAK_GC_CHECKPOINT, BREAK_GC_MOVE. */
 static void frees_what_nobody_uses(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -205,7 +206,8 @@ static void delete_key(struct store *store, const char *key) {
 }
 
 /* The put stands in a segment that stays, its deletion in one that gc removes: a rebuild must not
- * bring the record back. */
+ * bring the record back.
+ * Fails with BREAK_GC_EARLY, BREAK_GC_TOMBSTONE. */
 static void a_deletion_outlives_its_segment(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -425,7 +427,8 @@ static void rate_and_stop(void **state) {
     store_close(store);
 }
 
-/* A record looked up under a hold can be read after gc has moved it. */
+/* A record looked up under a hold can be read after gc has moved it.
+ * Fails with BREAK_GC_HOLD. */
 static void holds_keep_segments(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

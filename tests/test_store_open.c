@@ -85,7 +85,8 @@ static int watch_sync(void *context, int file) {
     return fsync(file) == 0 ? 0 : errno;
 }
 
-/* What a power cut must not take: the name of the store's own directory. */
+/* What a power cut must not take: the name of the store's own directory.
+ * Fails with BREAK_SYNC_ABOVE. */
 static void the_directory_above_is_synced(void **state) {
     (void)state;
     char parent[TESTING_PATH_BYTES];
@@ -200,7 +201,8 @@ static void newer_version(void **state) {
 }
 
 /* A second writer hears who holds the store; after the first has gone, also by SIGKILL, it opens.
- */
+
+ * Fails with BREAK_LOCK. */
 static void one_writer(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

@@ -100,6 +100,7 @@ static void check_whole(const char *dir) {
     free(after);
 }
 
+/* Fails with BREAK_PUNCH_FILLED, BREAK_PUNCH_LIVE, BREAK_PUNCH_RECORDS. */
 static void a_small_store_gives_space_back(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -137,7 +138,8 @@ static void a_small_store_gives_space_back(void **state) {
     store_close(store);
 }
 
-/* One small record of many: not worth a look by itself, but nothing of it stays when asked so. */
+/* One small record of many: not worth a look by itself, but nothing of it stays when asked so.
+ * Fails with BREAK_PUNCH_EVERY. */
 static void every_dead_page_on_request(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -179,7 +181,8 @@ static void every_dead_page_on_request(void **state) {
 }
 
 /* The last batch replaces a record of its own: when the index is lost, a rebuild still finds that
- * batch whole. */
+ * batch whole.
+ * Fails with BREAK_PUNCH_LAST. */
 static void the_last_batch_stays_whole(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -208,7 +211,8 @@ static void the_last_batch_stays_whole(void **state) {
     check_whole(dir);
 }
 
-/* A record looked up under a hold can be read although it was deleted and gc has run. */
+/* A record looked up under a hold can be read although it was deleted and gc has run.
+ * Fails with BREAK_PUNCH_HOLD. */
 static void holds_keep_bytes(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -272,7 +276,8 @@ static void file_systems_without_holes(void **state) {
 }
 
 /* A tmpfs filled to the last block: removal goes through, gc frees, the next save works; again and
- * again. */
+ * again.
+ * Fails with BREAK_RESERVE. */
 static void a_full_disk_empties(void **state) {
     (void)state;
     char mount_dir[TESTING_PATH_BYTES];

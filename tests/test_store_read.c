@@ -189,7 +189,8 @@ static void pieces_must_fit(void **state) {
     store_close(store);
 }
 
-/* One damaged extent among many: only that one is refused, by its name. */
+/* One damaged extent among many: only that one is refused, by its name.
+ * Fails with BREAK_DIGEST. */
 static void damage_is_named(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -350,7 +351,8 @@ static unsigned open_segments(const char *dir_path) {
     return count;
 }
 
-/* What was not answered keeps its file: by its number another one would be read. */
+/* What was not answered keeps its file: by its number another one would be read.
+ * Fails with BREAK_CLOSE_UNDER_READ. */
 static void stalled_read_times_out(void **state) {
     (void)state;
     for (int way = 0; way < 4; way++) {
@@ -422,6 +424,7 @@ static int wait_full(void *context, struct io_queue *queue, uint64_t timeout_ns,
     return error;
 }
 
+/* Fails with BREAK_BEGIN_TWICE. */
 static void a_full_queue_begins_nothing_twice(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

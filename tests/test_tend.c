@@ -43,7 +43,8 @@ static void idle_sessions_go_in_their_order(void **state) {
     assert_true(snap_tend_choose(&settings, &at, views, 0).wait_ns == SNAP_TEND_NEVER);
 }
 
-/* From below the low mark on until the high one is reached, whatever the budget says. */
+/* From below the low mark on until the high one is reached, whatever the budget says.
+ * Fails with BREAK_TEND_HIGH. */
 static void slots_are_filled_to_the_high_mark(void **state) {
     (void)state;
     const struct snap_tend_settings settings = {.slots_low = 100, .slots_high = 200};
@@ -195,7 +196,8 @@ static void slots_get_free_in_order_of_use(void **state) {
 }
 
 /* A session that is used between freeze and commit stays, with what was said to it; others decode
- * on while it is written. */
+ * on while it is written.
+ * Fails with BREAK_TEND_USED. */
 static void who_is_used_meanwhile_stays(void **state) {
     (void)state;
     const struct snap_tend_settings settings = {.idle_ns = 1};
