@@ -46,7 +46,7 @@ int main(int argc, char **argv) {
     support_engine_ids(testing_seed("ids", 1), 256, ids, 4096);
     make(&life, "short", 300);
     make(&life, "long", 2100);
-    const struct snap_tree tree = {life.store, kv_alloc_system(), kv_clock_system()};
+    const struct snap_tree tree = {life.store, kv_alloc_system(), kv_clock_system(), NULL};
     for (unsigned long i = 2; i < sessions; i++) {
         const struct snap_tree_place place = {i % 2 == 0 ? "short" : "long", NULL};
         char name[32];

@@ -38,7 +38,7 @@ static void must(enum kv_err err, const struct kv_diag *diag) {
 static void open_all(struct fixture *f) {
     struct kv_diag diag = {""};
     life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system()};
+    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
     f->settings = (struct snap_prefix_settings){
         .store = f->life.store, .alloc = kv_alloc_system(), .hash_mask = UINT64_MAX};
     must(snap_prefix_open(&f->settings, &f->prefix, &diag), &diag);
