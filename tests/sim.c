@@ -398,6 +398,7 @@ int main(int argc, char **argv) {
     if (access("/dev/shm", W_OK) == 0)
         setenv("TMPDIR", "/dev/shm", 0);
     world_begin(&world);
+    world.eagerly = 1;
     int status = testing_run(1, argv, tests, 1);
     world_end(&world);
     return status;

@@ -29,6 +29,7 @@ struct world_fact {
     uint64_t begin, end; /* of the disk's log */
     uint64_t n;
     struct kv_digest resident;
+    int coarse; /* planes could not be read back behind an eager wake: it wakes with finer ones */
 };
 
 struct world {
@@ -42,6 +43,9 @@ struct world {
     const struct io_door *door; /* of the checks, and of an opening that names none */
     struct world_fact facts[WORLD_FACTS_MAX];
     uint32_t fact_count;
+    int eagerly;    /* set after world_begin: every second wake of a life is eager */
+    uint64_t wakes; /* of lives */
+    int eager[WORLD_SESSIONS];
     uint64_t gc_removed;                     /* segments, by world_gc */
     struct world_fact found[WORLD_SESSIONS]; /* by the last check */
 };

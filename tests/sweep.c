@@ -492,6 +492,7 @@ int main(int argc, char **argv) {
         setenv("TMPDIR", "/dev/shm", 0);
     testing_temp_dir(base);
     world_begin(&world);
+    world.eagerly = 1;
     int status = testing_run(argc > 2 ? 2 : 1, argc > 2 ? argv + 1 : argv, tests,
                              sizeof tests / sizeof tests[0]);
     world_end(&world);
