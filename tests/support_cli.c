@@ -65,13 +65,13 @@ int cli_tear_down(void **state) {
 }
 
 /* build/CONFIG/tests/test_cli → build/CONFIG/coldplane */
-static void find_program(char out[TESTING_PATH_BYTES]) {
+void cli_program(const char *name, char out[TESTING_PATH_BYTES]) {
     ssize_t length = readlink("/proc/self/exe", out, TESTING_PATH_BYTES - 32);
     assert_true(length > 0);
     out[length] = 0;
     for (int i = 0; i < 2; i++)
         *strrchr(out, '/') = 0;
-    memcpy(out + strlen(out), "/coldplane", sizeof "/coldplane");
+    snprintf(out + strlen(out), 32, "/%s", name);
 }
 
 static int open_temporary(const char *home, const char *name, char path[TESTING_PATH_BYTES + 16]) {
@@ -110,7 +110,7 @@ int cli_call(struct cli *cli, const char *argument, ...) {
         argv[argc++] = at;
     }
     va_end(list);
-    find_program(program);
+    cli_program("coldplane", program);
     int in = open_temporary(cli->home, "stdin", paths[0]);
     int out = open_temporary(cli->home, "stdout", paths[1]);
     int err = open_temporary(cli->home, "stderr", paths[2]);

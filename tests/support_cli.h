@@ -37,6 +37,9 @@ void cli_write_model(struct cli *cli, uint64_t seed, uint32_t context_tokens);
 /* Arguments up to NULL. Fails the test when the program dies by a signal. Returns the code. */
 int cli_call(struct cli *cli, const char *argument, ...) __attribute__((sentinel));
 
+/* The program `name` that was built beside the test. */
+void cli_program(const char *name, char out[TESTING_PATH_BYTES]);
+
 /* Fails the test unless the last call ended with `code` and exactly one line of error that begins
  * with "coldplane: " and holds `said`. */
 void cli_refused(const struct cli *cli, int code, const char *said);

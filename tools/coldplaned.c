@@ -187,10 +187,11 @@ static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
     struct second_signal second = {daemon->serve, daemon->cmd.signals, eventfd(0, EFD_CLOEXEC)};
     pthread_t thread;
     int watched = second.over >= 0 && pthread_create(&thread, NULL, watch_signals, &second) == 0;
+    /* Commands save at their end, so they end before what is left is saved. */
+    int alone = control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns);
     enum kv_err err = serve_stop(daemon->serve, daemon->config.stop_seconds * second_ns, diag);
     daemon_http_close(daemon->http); /* answers that are ready go out */
     daemon->http = NULL;
-    int alone = control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns);
     if (watched && write(second.over, &one, sizeof one) == (ssize_t)sizeof one)
         pthread_join(thread, NULL);
     if (second.over >= 0)

@@ -248,7 +248,7 @@ void serve_hurry(struct serve *serve) {
 }
 
 /* Every turn that was answered is saved already; what is left was fed by somebody who went away in
- * between, or failed to save before. */
+ * between, or failed to save before. What a command is still at work on is its own. */
 static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     struct service *service = serve->service;
     enum kv_err first = KV_OK;
@@ -257,13 +257,14 @@ static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     struct session *session;
     for (uint32_t i = 0; (session = session_at(service_engine(service), i)) != NULL; i++) {
         struct kv_diag own = {""};
+        struct session_info info;
         struct receipt receipt;
-        if (service_is_saved(session))
+        session_info(session, &info);
+        if (service_is_saved(session) || service_is_leased(service, info.name))
             continue;
         enum kv_err err = service_save(service, session, 0, &receipt, &own);
-        if (err == KV_OK || first != KV_OK)
-            continue;
-        first = kv_diag_set(diag, err, "%s", own.text);
+        if (err != KV_OK && first == KV_OK)
+            first = kv_diag_set(diag, err, "%s", own.text);
     }
     service_leave(service);
     return first;
