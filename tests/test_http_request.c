@@ -326,7 +326,7 @@ static void every_code_has_a_status(void **state) {
     assert_int_equal(error.retry_after_seconds, 30);
     char *json = http_error_json(&error);
     assert_string_equal(json, "{\"error\":{\"message\":\"what \\\"was\\\" wrong\","
-                              "\"type\":\"rate_limit_error\",\"param\":null,"
+                              "\"type\":\"requests\",\"param\":null,"
                               "\"code\":\"rate_limit_exceeded\"}}");
     cJSON_free(json);
 }

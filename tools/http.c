@@ -167,7 +167,8 @@ static void judge_headers(struct http_exchange *exchange, const char *url, const
     }
     int is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     if (route->posts ? strcmp(method, "POST") != 0 : !is_get) {
-        http_error_set(error, 405, "method_not_allowed", "%.200s does not take %.40s", url, method);
+        http_error_set(error, 405, "method_not_supported", "%.200s does not take %.40s", url,
+                       method);
         error->allow = route->posts ? "POST" : "GET, HEAD";
         return;
     }

@@ -24,7 +24,7 @@
 
 enum {
     HTTP_BODY_BYTES_MAX = 64 << 20,    /* of one request */
-    HTTP_BODIES_BYTES_MAX = 256 << 20, /* of all that are being received */
+    HTTP_BODIES_BYTES_MAX = 256 << 20, /* of all that are received or at work */
     HTTP_CONNECTIONS_MAX = 256,
     HTTP_CONNECTION_BYTES = 32 << 10, /* request line and headers */
     HTTP_STREAM_BYTES_MAX = 256 << 10

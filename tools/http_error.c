@@ -61,10 +61,8 @@ void http_error_from(struct http_error *error, enum kv_err err, const struct kv_
 
 static const char *type_of(int status) {
     return status >= 500   ? "server_error"
-           : status == 429 ? "rate_limit_error"
-           : status == 408 ? "timeout_error"
-           : status == 403 ? "permission_error"
-           : status == 401 ? "authentication_error"
+           : status == 429 ? "requests"
+           : status == 403 ? "request_forbidden"
                            : "invalid_request_error";
 }
 

@@ -193,14 +193,17 @@ static void run_turn(struct turn_state *state) {
 
 /* --- the request */
 
-static void drop_body(struct http_exchange *exchange) {
+/* The texts that were copied out of it go on counting until the turn is over. */
+static void drop_body(struct http_exchange *exchange, int texts_stay) {
     struct http *http = exchange->http;
+    size_t stays_bytes = texts_stay ? exchange->body_count : 0;
     kv_alloc_release(http->alloc, exchange->body);
     exchange->body = NULL;
     exchange->body_count = exchange->body_capacity = 0;
     pthread_mutex_lock(&http->lock);
     http->bodies_bytes -= exchange->charged_bytes;
-    exchange->charged_bytes = 0;
+    http->bodies_bytes += stays_bytes;
+    exchange->charged_bytes = stays_bytes;
     pthread_mutex_unlock(&http->lock);
 }
 
@@ -232,7 +235,7 @@ static void complete(struct http_exchange *exchange, enum http_form form) {
     enum kv_err err = http_request_parse(form, exchange->body, exchange->body_count, http->alloc,
                                          &request, &error);
     pthread_mutex_unlock(&http->parsing);
-    drop_body(exchange);
+    drop_body(exchange, err == KV_OK);
     if (err != KV_OK) {
         reply_error(exchange, &error);
         return;
