@@ -7,8 +7,9 @@
  *
  * Fails with BREAK_PRESSURE_VOLATILE (planes go that are nowhere else), BREAK_PRESSURE_STEPS (a
  * second step overtakes a first one), BREAK_PRESSURE_HISTORY (a move is not told),
- * BREAK_PROMOTE_EARLY (blocks are read finer before the policy says so), BREAK_JUST_WOKEN (one just
- * woken makes room) and BREAK_LOWER_V2 (KL leaves a block whose floor reads it).
+ * BREAK_PROMOTE_EARLY (blocks are read finer before the policy says so), BREAK_PRESSURE_AGE (policy
+ * `age` is not left alone), BREAK_JUST_WOKEN (one just woken makes room) and BREAK_LOWER_V2 (KL
+ * leaves a block whose floor reads it).
  */
 #include "engine/kv/pressure.h"
 
@@ -373,6 +374,75 @@ static void one_that_fits_at_the_floor_comes_up(void **state) {
     life_close(&life);
 }
 
+/* Beside one under pressure, on too few slots, one by age answers as if it were alone. */
+static void age_is_left_alone(void **state) {
+    (void)state;
+    static const struct image_policy by_age = {
+        .recipe = IMAGE_RECIPE_V3, .age_count = 1, .ages = {700}};
+    struct life_turn turns[2][2];
+    struct session_info info;
+    for (int crowded = 0; crowded < 2; crowded++) {
+        char dir[TESTING_PATH_BYTES];
+        struct life life;
+        testing_temp_dir(dir);
+        struct life_options options = life_default(dir);
+        options.engine.slots = 264;
+        options.slots_low_percent = 10;
+        options.slots_high_percent = 25;
+        life_open(&options, &life);
+        struct session *session = make(&life, "age", by_age);
+        life_say(session, 1, 1400, 8, &turns[crowded][0]);
+        if (crowded) {
+            struct session *other = make(&life, "other", pressed);
+            life_say(other, 2, 1700, 4, NULL);
+            session_info(other, &info);
+            assert_true(info.policy_count > 1);
+        }
+        settle(&life);
+        life_say(session, 3, 60, 16, &turns[crowded][1]);
+        session_info(session, &info);
+        assert_int_equal(info.policy_count, 1);
+        life_close(&life);
+    }
+    for (int turn = 0; turn < 2; turn++)
+        life_same_turn(&turns[0][turn], &turns[1][turn]);
+}
+
+/* More changes than a history has room for: the newest stay, and it says where it begins. */
+static void a_long_history_forgets_its_beginning(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct life life;
+    struct session_info info;
+    struct receipt receipt;
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    life_open(&options, &life);
+    struct session *session = make(&life, "chat", pressed);
+    life_say(session, 1, 620, 1, NULL);
+    for (uint32_t i = 0; i < IMAGE_POLICIES_MAX; i++) {
+        snapshot_drain(life.snapshot);
+        engine_apply(life.engine);
+        (void)engine_relieve(life.engine, options.engine.slots);
+        session_info(session, &info);
+        assert_int_equal(info.tier_blocks[LAYOUT_K6V2], 1);
+        life_say(session, 10 + i, 1, 2, NULL);
+        settle(&life);
+        session_info(session, &info);
+        assert_int_equal(info.tier_blocks[LAYOUT_K8V4], 1);
+    }
+    assert_int_equal(info.policy_count, IMAGE_POLICIES_MAX);
+    assert_true(info.policies[0].from_n_kv > 0);
+    assert_int_equal(info.mixed_from, 0);
+    const struct life_twin twin = life_twin(session);
+    life_sleep(&life, session);
+    session = life_wake(&life, "chat", &receipt);
+    assert_int_equal(receipt.history_count, IMAGE_POLICIES_MAX);
+    const struct life_twin woken = life_twin(session);
+    life_same_twin(&twin, &woken);
+    life_close(&life);
+}
+
 /* --- half the need */
 
 enum { SESSIONS = 4, TURNS = 5, TURN_TOKENS = 500 };
@@ -643,5 +713,7 @@ TESTING_MAIN(cmocka_unit_test(the_coldest_goes_first),
              cmocka_unit_test(tiers_change_when_the_policy_does),
              cmocka_unit_test(a_lost_plane_holds_up_older_blocks_only),
              cmocka_unit_test(one_that_fits_at_the_floor_comes_up),
+             cmocka_unit_test(age_is_left_alone),
+             cmocka_unit_test(a_long_history_forgets_its_beginning),
              cmocka_unit_test(half_the_need_is_enough), cmocka_unit_test(one_just_woken_runs_first),
              cmocka_unit_test(recipe_v2_keeps_k), cmocka_unit_test(k8v8_stands_in_front))
