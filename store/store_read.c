@@ -79,7 +79,7 @@ struct round {
     size_t index_base;           /* of its first read in the caller's list */
     struct flow *flows;
     size_t next;           /* first read that is not wholly asked for */
-    uint64_t packed_bytes; /* memory of compressed extents that are not over */
+    uint64_t packed_bytes; /* of compressed extents that are asked for and not over */
     struct job jobs[DEPTH];
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
@@ -238,7 +238,7 @@ static void finish(struct round *round, size_t index, enum kv_err err, const cha
     struct flow *flow = &round->flows[index];
     read->result = err;
     if (flow->pending == 0) {
-        if (flow->packed != NULL)
+        if (flow->packed != NULL && flow->asked == fmt_extent_padded(extent))
             round->packed_bytes -= fmt_extent_padded(extent);
         kv_alloc_release(round->store->options.alloc, flow->packed);
         flow->packed = NULL;
@@ -397,9 +397,7 @@ static enum kv_err begin(struct round *round, size_t index) {
         flow->packed = bytes > CODEC_BYTES_MAX ? NULL
                                                : kv_alloc_aligned(round->store->options.alloc,
                                                                   (size_t)bytes, STORE_PAGE_BYTES);
-        if (flow->packed != NULL)
-            round->packed_bytes += bytes;
-        else
+        if (flow->packed == NULL)
             err = kv_diag_set(&diag, bytes > CODEC_BYTES_MAX ? KV_ERR_CORRUPT : KV_ERR_NOMEM,
                               "no memory for %llu compressed bytes", (unsigned long long)bytes);
     }
@@ -532,6 +530,8 @@ static int submit_next(struct round *round) {
     }
     if (flow->asked == fmt_extent_padded(read->extent)) {
         round->next++;
+        if (flow->packed != NULL)
+            round->packed_bytes += fmt_extent_padded(read->extent);
         if (flow->pending == 0)
             conclude(round, index);
     }
