@@ -187,8 +187,11 @@ enum kv_err restore_prefetch(const struct restore_source *source, const char *na
     if (err == KV_OK && !store_ram_room(source->store, &all))
         err = kv_diag_set(diag, KV_ERR_LIMIT,
                           "session %s is larger than the RAM tier: raise --ram-tier", name);
+    /* Nothing here belongs to a session, so others may step meanwhile. */
+    engine_away(source->engine);
     if (err == KV_OK)
         err = store_ram_bring(source->store, &all, stats_out, diag);
+    engine_back(source->engine);
     stats_out->read_bytes += ram.plan.read.read_bytes;
     store_unhold(source->store);
     close_list(&ram);

@@ -8,6 +8,7 @@
 #include "tools/serve.h"
 
 #include "engine/model/template.h"
+#include "store/store_ram.h"
 #include "tests/support_serve.h"
 #include "tests/testing.h"
 
@@ -125,6 +126,7 @@ static void sessions_sleep_and_wake_beside_others(void **state) {
     struct serving *serving = *state;
     struct serve_picture picture;
     serving->settings.slot_budget_bytes = 5 << 19;
+    serving->settings.ram_bytes = 1 << 20; /* for some of them: the others read the disk */
     serving_open(serving);
     struct chatter *together = make_chatters(serving), *alone = make_chatters(serving);
     all_at_once(together);
@@ -139,6 +141,10 @@ static void sessions_sleep_and_wake_beside_others(void **state) {
     assert_int_equal(picture.requests_now, 0);
     assert_int_equal(picture.receipt_count, SERVE_RECEIPTS);
     serve_picture_release(serving->serve, &picture);
+    struct store_ram_stats kept;
+    store_ram_stats(service_store(serving->service), &kept);
+    assert_true(kept.extents > 0);
+    assert_true(kept.bytes_peak <= kept.bytes_max);
     serving->settings.slot_budget_bytes = 16 << 20;
     other_store(serving);
     one_by_one(alone);

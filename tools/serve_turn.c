@@ -181,9 +181,16 @@ static enum kv_err wake(struct turning *turning, struct kv_diag *diag) {
     struct service_opened opened;
     uint64_t begun = now(turning);
     enum kv_err err;
+    int brought = 0;
     do {
         kv_diag_clear(diag);
         err = open_place(turning, &opened, diag);
+        /* Whoever stands in line for slots need not wait for the disk afterwards. */
+        if (err == KV_ERR_NO_SLOTS && !brought && !turning->place.from.forks) {
+            struct store_read_stats stats;
+            (void)service_prefetch(turning->service, turning->place.session, &stats, NULL);
+            brought = 1;
+        }
     } while (may_wait(turning, err));
     turning->answer->wake_ns = now(turning) - begun;
     turning->answer->found = found[opened.found];
