@@ -302,7 +302,7 @@ static enum kv_err check_some(struct session *session, const struct needle_list 
     for (uint32_t i = 0; err == KV_OK && i < list->count; i++) {
         const struct image_needle *needle = askings[each * i].needle;
         const struct score *score = &scores[each * i];
-        struct needle_result result = {score->agrees, needle->kept, (float)score->logp,
+        struct needle_result result = {1, score->agrees, needle->kept, (float)score->logp,
                                        needle->logp_hole};
         if (question->with_hole) {
             result.logp_hole = (float)score[1].logp;
@@ -313,6 +313,26 @@ static enum kv_err check_some(struct session *session, const struct needle_list 
     return err;
 }
 
+/* Where one has no room the others are asked alone. */
+static enum kv_err check_alone(struct session *session, const struct needle_list *list,
+                               const struct needle_question *question,
+                               struct needle_result *results, struct kv_diag *diag) {
+    for (uint32_t i = 0; i < list->count; i++) {
+        const struct needle_list one = {&list->indices[i], 1};
+        struct image_needle *needle = NULL;
+        enum kv_err err = check_some(session, &one, question, &results[i], diag);
+        if (err == KV_ERR_LIMIT)
+            err = find_needle(session, list->indices[i], &needle, diag);
+        if (err != KV_OK)
+            return err;
+        if (needle != NULL)
+            results[i] = (struct needle_result){0, needle->passed, needle->kept, needle->logp,
+                                                needle->logp_hole};
+    }
+    kv_diag_clear(diag);
+    return KV_OK;
+}
+
 enum kv_err needle_check_all(struct session *session, const struct needle_list *list,
                              const struct needle_question *question,
                              struct needle_result *results_out, struct kv_diag *diag) {
@@ -321,12 +341,14 @@ enum kv_err needle_check_all(struct session *session, const struct needle_list *
         const struct needle_list some = {list->indices + first,
                                          left < TOGETHER / 2 ? left : TOGETHER / 2};
         enum kv_err err = check_some(session, &some, question, results_out + first, diag);
+        if (err == KV_ERR_LIMIT)
+            err = check_alone(session, &some, question, results_out + first, diag);
         if (err != KV_OK)
             return err;
     }
     for (uint32_t i = 0; question->update && i < list->count; i++) {
         struct image_needle *needle = NULL;
-        if (find_needle(session, list->indices[i], &needle, diag) == KV_OK)
+        if (results_out[i].asked && find_needle(session, list->indices[i], &needle, diag) == KV_OK)
             update(session, needle, &results_out[i]);
     }
     return KV_OK;
@@ -336,11 +358,17 @@ enum kv_err needle_check(struct session *session, uint32_t index,
                          const struct needle_question *question, struct needle_result *result_out,
                          struct kv_diag *diag) {
     const struct needle_list list = {&index, 1};
+    struct image_needle *needle = NULL;
     struct needle_result result;
-    enum kv_err err = needle_check_all(session, &list, question, &result, diag);
-    if (err == KV_OK)
-        *result_out = result;
-    return err;
+    enum kv_err err = check_some(session, &list, question, &result, diag);
+    if (err == KV_OK && question->update)
+        err = find_needle(session, index, &needle, diag);
+    if (err != KV_OK)
+        return err;
+    if (needle != NULL)
+        update(session, needle, &result);
+    *result_out = result;
+    return KV_OK;
 }
 
 static enum kv_err ask_some(struct session *session, const struct needle_text *texts,
@@ -360,8 +388,7 @@ static enum kv_err ask_some(struct session *session, const struct needle_text *t
     }
     enum kv_err err = ask_together(session, askings, count, scores, diag);
     for (uint32_t i = 0; err == KV_OK && i < count; i++)
-        results[i] =
-            (struct needle_result){.passed = scores[i].agrees, .logp = (float)scores[i].logp};
+        results[i] = (struct needle_result){1, scores[i].agrees, 0, (float)scores[i].logp, 0};
     return err;
 }
 

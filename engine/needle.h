@@ -43,6 +43,7 @@ enum kv_err needle_register(struct session *session, const struct needle_text *t
                             struct kv_diag *diag);
 
 struct needle_result {
+    int asked; /* 0: there is no room for the question any more; the rest is as recorded */
     int passed, kept;
     float logp, logp_hole;
 };
@@ -54,8 +55,8 @@ struct needle_question {
 enum kv_err needle_check(struct session *session, uint32_t index,
                          const struct needle_question *question, struct needle_result *result_out,
                          struct kv_diag *diag);
-/* Several of them, as few batches as they fit in; the bits are those of each asked alone. After an
- * error nothing is updated: LIMIT when one does not fit, as of one alone. */
+/* Several of them, as few batches as they fit in; the bits are those of each asked alone. One that
+ * has no room any more is passed over, never LIMIT. After an error nothing is updated. */
 struct needle_list {
     const uint32_t *indices;
     uint32_t count;

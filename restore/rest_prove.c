@@ -98,25 +98,15 @@ static enum kv_err judge_needle(const struct rest_prove_args *args,
     return KV_OK;
 }
 
-/* Some in one batch; where one has no room any more the others are asked alone, and it counts as
- * not asked. */
+/* Some in one batch. One that has no room for its question any more counts as not asked. */
 static enum kv_err prove_needles(const struct rest_prove_args *args, const struct needle_list *list,
                                  struct kv_diag *diag) {
     const struct needle_question question = {.with_hole = 0, .floor = 0, .update = 0};
     struct needle_result results[NEEDLES_TOGETHER];
     enum kv_err err = needle_check_all(args->session, list, &question, results, diag);
-    int alone = err == KV_ERR_LIMIT;
-    if (alone)
-        err = KV_OK;
-    for (uint32_t i = 0; err == KV_OK && i < list->count; i++) {
-        const struct image_needle *needle = &args->image->needles[list->indices[i]];
-        if (alone)
-            err = needle_check(args->session, list->indices[i], &question, &results[i], diag);
-        if (err == KV_OK)
-            err = judge_needle(args, needle, &results[i], diag);
-        else if (err == KV_ERR_LIMIT)
-            err = KV_OK;
-    }
+    for (uint32_t i = 0; err == KV_OK && i < list->count; i++)
+        if (results[i].asked)
+            err = judge_needle(args, &args->image->needles[list->indices[i]], &results[i], diag);
     return err;
 }
 

@@ -46,8 +46,8 @@ static enum kv_err ask_needles(struct session *session, struct receipt *receipt,
     const struct needle_list list = {indices, count};
     enum kv_err err = needle_check_all(session, &list, &question, results, diag);
     for (uint32_t i = 0; err == KV_OK && i < count; i++) {
-        receipt->needles_asked++;
-        receipt->needles_passed += results[i].passed != 0;
+        receipt->needles_asked += results[i].asked != 0;
+        receipt->needles_passed += results[i].asked && results[i].passed;
     }
     return err;
 }

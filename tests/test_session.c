@@ -6,6 +6,8 @@
  */
 #include "engine/session.h"
 
+#include "engine/model/tokenizer.h"
+#include "engine/needle.h"
 #include "tests/support_engine.h"
 #include "tests/support_shelf.h"
 #include "tests/testing.h"
@@ -564,7 +566,44 @@ static void every_allocation_may_fail(void **state) {
     support_shelf_release(&shelf);
 }
 
-TESTING_MAIN(cmocka_unit_test(names_are_checked), cmocka_unit_test(settings_are_checked),
+/* A question that has become too long for one chunk is passed over; those beside it are answered,
+ * with the bits that they have alone. */
+static void a_question_without_room_is_passed_over(void **state) {
+    struct support_engine_options options = support_engine_default();
+    struct kv_diag diag = {""};
+    static uint32_t ids[600];
+    static char text[IMAGE_TEXT_BYTES_MAX + 1];
+    struct tokenizer_ids words = {ids, 600, 0, 0};
+    (void)state;
+    struct engine *engine = support_engine_tiny(&options);
+    struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
+    memset(text, 'z', 300);
+    memcpy(text + 290, " 4817 0123", 10);
+    assert_int_equal(tokenizer_encode(engine_tokenizer(engine), text, 300, 0, &words, &diag),
+                     KV_OK);
+    support_engine_feed(session, ids, (uint32_t)words.count);
+    const struct needle_text fits = {"fits", "which?", "", "4817"};
+    const struct needle_text too_long = {"long", text, "", "4817"};
+    assert_int_equal(needle_register(session, &fits, &diag), KV_OK);
+    assert_int_equal(needle_register(session, &too_long, &diag), KV_OK);
+    const uint32_t indices[3] = {1, 0, 1};
+    const struct needle_list list = {indices, 3};
+    const struct needle_question question = {.with_hole = 1, .update = 1};
+    struct needle_result alone, results[3];
+    assert_int_equal(needle_check(session, 1, &question, &alone, &diag), KV_ERR_LIMIT);
+    assert_int_equal(needle_check(session, 0, &question, &alone, &diag), KV_OK);
+    assert_int_equal(needle_check_all(session, &list, &question, results, &diag), KV_OK);
+    assert_memory_equal(&results[1], &alone, sizeof alone);
+    assert_true(alone.asked && alone.logp < 0);
+    assert_false(results[0].asked || results[2].asked);
+    uint32_t count = 0;
+    assert_true(transfer_needles(session, &count)[0].asked_n_kv > 0);
+    assert_int_equal(transfer_needles(session, &count)[1].asked_n_kv, 0);
+    engine_close(engine);
+}
+
+TESTING_MAIN(cmocka_unit_test(a_question_without_room_is_passed_over),
+             cmocka_unit_test(names_are_checked), cmocka_unit_test(settings_are_checked),
              cmocka_unit_test(moves_follow_the_table), cmocka_unit_test(feeding_is_checked),
              cmocka_unit_test(the_context_ends),
              cmocka_unit_test(a_cancelled_request_leaves_the_session_whole),

@@ -136,8 +136,8 @@ static enum kv_err ask_own(struct session *session, struct findings *findings,
             indices[list.count++] = i;
     enum kv_err err = needle_check_all(session, &list, &question, results, diag);
     for (uint32_t i = 0; err == KV_OK && i < list.count; i++) {
-        findings->own_asked++;
-        findings->own_passed += results[i].passed != 0;
+        findings->own_asked += results[i].asked != 0;
+        findings->own_passed += results[i].asked && results[i].passed;
     }
     return err;
 }
