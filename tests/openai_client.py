@@ -73,9 +73,12 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
-    def stop(self):
+    def end(self):
         self.process.terminate()
-        code = self.process.wait()
+        return self.process.wait()
+
+    def stop(self):
+        code = self.end()
         shutil.rmtree(self.home, ignore_errors=True)
         return code
 
@@ -247,6 +250,46 @@ def a_killed_daemon_goes_on():
         assert cold["tokens_prefilled"] < 32, (turn, killed)
 
 
+def chat_until_the_end(daemon, number, acknowledged):
+    """Turn after turn until the daemon takes no more; what was answered is remembered."""
+    one = openai.OpenAI(base_url=daemon.base + "/v1", api_key=daemon.key, max_retries=0)
+    messages = []
+    try:
+        for turn in range(1000):
+            messages.append({"role": "user", "content": "Chat %d, turn %d." % (number, turn)})
+            answer = one.chat.completions.create(messages=messages, **GREEDY)
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+            acknowledged[number] = (list(messages), answer.usage.prompt_tokens)
+    except (openai.APIConnectionError, openai.APIStatusError) as error:
+        status = getattr(error, "status_code", 0)
+        assert status in (0, 408, 429, 503), error
+
+
+def a_terminated_daemon_loses_nothing():
+    daemon = Daemon(*sys.argv[2:4])
+    acknowledged = {}
+    threads = [
+        threading.Thread(target=chat_until_the_end, args=(daemon, number, acknowledged))
+        for number in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(acknowledged) < 6 and all(thread.is_alive() for thread in threads):
+        threads[0].join(0.1)
+    assert len(acknowledged) == 6, acknowledged
+    assert daemon.end() == 0
+    for thread in threads:
+        thread.join()
+    daemon.start()
+    one = openai.OpenAI(base_url=daemon.base + "/v1", api_key=daemon.key, max_retries=0)
+    for messages, prompt_tokens in acknowledged.values():
+        more = messages + [{"role": "user", "content": "And then?"}]
+        cold = one.chat.completions.create(messages=more, **GREEDY).model_extra["coldplane"]
+        assert cold["woken_from"] != "new", (cold, messages)
+        assert cold["tokens_reused"] >= prompt_tokens, (cold, prompt_tokens, messages)
+    assert daemon.stop() == 0
+
+
 def keys_share_nothing():
     keys = ["the-first-key-0123456789", "the-second-key-9876543210"]
     daemon = Daemon(*sys.argv[2:4], keys=keys)
@@ -279,7 +322,7 @@ TESTS = [
     figures_are_served,
 ]
 if sys.argv[1] == "--daemon":
-    TESTS += [a_killed_daemon_goes_on, keys_share_nothing]
+    TESTS += [a_killed_daemon_goes_on, a_terminated_daemon_loses_nothing, keys_share_nothing]
 failed = 0
 for test in TESTS:
     try:

@@ -376,6 +376,7 @@ static void a_refusal_keeps_the_connection(void **state) {
     close(client);
 }
 
+/* BREAK_BODY_LIMIT. */
 static void a_body_has_a_limit(void **state) {
     struct http_world *world = *state;
     static char json[600];
@@ -418,6 +419,7 @@ static void bodies_share_a_limit(void **state) {
     assert_int_equal(support_http_get(world, "/v1/models"), 200);
 }
 
+/* BREAK_STATUS_OWNER. */
 static void owners_stay_apart(void **state) {
     struct http_world *world = *state;
     assert_int_equal(support_http_call(world, "POST", CHAT, HOST KEY_B TYPE, SAY("say x") "}"),

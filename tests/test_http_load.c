@@ -237,6 +237,7 @@ static void who_does_not_read_loses_the_turn(void **state) {
     close(client);
 }
 
+/* BREAK_STREAM_WAIT. */
 static void a_slow_reader_gets_every_byte(void **state) {
     struct http_world *world = *state;
     int client = support_http_connect(world);
@@ -257,6 +258,7 @@ static void a_slow_reader_gets_every_byte(void **state) {
     close(client);
 }
 
+/* BREAK_WATCH. */
 static void headers_and_bodies_must_arrive(void **state) {
     struct http_world *world = *state;
     static const char *const parts[] = {
@@ -308,6 +310,7 @@ static void silence_ends_a_connection(void **state) {
 
 /* --- leaving */
 
+/* BREAK_TURN_GONE. */
 static void who_leaves_ends_the_turn(void **state) {
     struct http_world *world = *state;
     static const char *const bodies[] = {SAY("wait") "}", SAY("wait") ",\"stream\":true}"};

@@ -68,6 +68,7 @@ static void json_is_taken_as_the_standard_says(void **state) {
     assert_int_equal(http_json_check("1\0", 2, &diag), KV_ERR_INVALID);
 }
 
+/* BREAK_JSON_DEPTH. */
 static void json_is_bounded(void **state) {
     enum { ITEMS = HTTP_JSON_VALUES_MAX + 8 };
     char *text = malloc(2 * (size_t)ITEMS + 4);
@@ -262,6 +263,7 @@ static const struct refused {
     {HTTP_COMPLETION, PROMPT_WITH("\"suffix\":\"y\""), "suffix", "unsupported_value"},
 };
 
+/* BREAK_REQUEST_TYPES. */
 static void every_mistake_names_its_member(void **state) {
     struct http_request request;
     struct http_error error;
@@ -333,6 +335,7 @@ static void every_code_has_a_status(void **state) {
 
 /* --- who may ask */
 
+/* BREAK_KEY_PREFIX. */
 static void only_the_whole_key_is_the_key(void **state) {
     static const struct http_key keys[] = {{"abcdef", {1}}, {"abcxyz", {2, 9}}};
     char longest[HTTP_KEY_BYTES_MAX + 16] = "Bearer ";
@@ -357,6 +360,7 @@ static void only_the_whole_key_is_the_key(void **state) {
     assert_false(http_guard_key(keys, 2, longest, owner));
 }
 
+/* BREAK_HOST_SUFFIX. */
 static void only_our_hosts_are_ours(void **state) {
     static const char *const names[] = {"box.example", "192.0.2.7"};
     static const char *const good[] = {"localhost",   "LOCALHOST:8080", "127.0.0.1:1", "[::1]:8080",

@@ -53,6 +53,7 @@ static const struct serve_session *named(const struct serve_picture *picture, co
     return found;
 }
 
+/* BREAK_ASLEEP_TWICE. */
 static void who_sleeps_is_in_the_picture(void **state) {
     struct serving *serving = *state;
     struct serve_picture before, after;
