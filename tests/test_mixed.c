@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SESSIONS = 40, KEYS = 2, QUICK_SESSIONS = 8, OTHERS = 3 };
+enum { SESSIONS = 40, KEYS = 2, QUICK_SESSIONS = 6, OTHERS = 3 };
 
 static const char *const keys[KEYS] = {"red lamp", "stone bridge"};
 

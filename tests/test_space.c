@@ -36,7 +36,7 @@ static void three_times_the_quota(void **state) {
     unsigned rounds = 0;
     testing_temp_dir(dir);
     struct life_options options = life_default(dir);
-    options.bytes_max = 24 << 20;
+    options.bytes_max = testing_quick() ? 12 << 20 : 24 << 20;
     options.limited = 1;
     life_open(&options, &life);
     struct session *kept = life_session(&life, "kept", IMAGE_RECIPE_V3);
@@ -84,7 +84,7 @@ static void nothing_to_give_back(void **state) {
     struct kv_diag diag = {""};
     testing_temp_dir(dir);
     struct life_options options = life_default(dir);
-    options.bytes_max = 12 << 20;
+    options.bytes_max = testing_quick() ? 8 << 20 : 12 << 20;
     options.limited = 1;
     life_open(&options, &life);
     enum kv_err err = KV_OK;
