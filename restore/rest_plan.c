@@ -135,6 +135,18 @@ done:
     return err;
 }
 
+/* An older one may go while somebody looks for it: its session went on. */
+static enum kv_err check_kept(struct store *store, uint64_t snapshot, struct kv_diag *diag) {
+    struct record_key key = record_key_snapshot(snapshot);
+    struct store_record stored;
+    enum kv_err err = store_get(store, key.bytes, key.size, &stored, diag);
+    if (err == KV_OK)
+        store_record_release(store, &stored);
+    return err != KV_ERR_NOT_FOUND ? err
+                                   : kv_diag_set(diag, err, "its snapshot %016llx is kept no more",
+                                                 (unsigned long long)snapshot);
+}
+
 enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                             uint64_t snapshot, struct rest_plan *plan_out, struct kv_diag *diag) {
     struct record_name head;
@@ -145,7 +157,10 @@ enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, c
     plan_out->pinned = head.pinned;
     memcpy(plan_out->owner, head.owner, sizeof head.owner);
     plan_out->snapshot = snapshot != 0 ? snapshot : head.snapshot;
-    err = read_snapshot(store, name, plan_out, diag);
+    if (plan_out->snapshot != head.snapshot)
+        err = check_kept(store, snapshot, diag);
+    if (err == KV_OK)
+        err = read_snapshot(store, name, plan_out, diag);
     if (err == KV_OK && plan_out->snapshot == head.snapshot &&
         plan_out->image.lineage != head.lineage)
         err = kv_diag_set(diag, KV_ERR_CORRUPT, "the name record points at another lineage");

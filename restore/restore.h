@@ -9,9 +9,10 @@
  *
  * Threads: the engine's scheduler thread; reads and digests overlap inside.
  * Units: bytes, tokens, nanoseconds.
- * Errors: NOT_FOUND, EXISTS (already resident), MISMATCH (field and both values), VERSION, CORRUPT
- * (record, stream and what differs), NO_SLOTS (need and have), IO, NOMEM, PROOF (bytes were right
- * but the fingerprint or a kept needle was not; the session is dropped again), CANCELLED.
+ * Errors: NOT_FOUND (an older snapshot that is kept no more, too), EXISTS (already resident),
+ * MISMATCH (field and both values), VERSION, CORRUPT (record, stream and what differs), NO_SLOTS
+ * (need and have), IO, NOMEM, PROOF (bytes were right but the fingerprint or a kept needle was not;
+ * the session is dropped again), CANCELLED.
  */
 #ifndef RESTORE_RESTORE_H
 #define RESTORE_RESTORE_H

@@ -295,6 +295,10 @@ static void tags_stay_and_can_be_gone_back_to(void **state) {
     session_drop(session);
     assert_int_equal(snap_tree_find(f.life.store, &place, &draft, NULL, &diag), KV_OK);
     /* Waking the tag itself changes nothing, and what woke so cannot be saved. */
+    const struct restore_options gone = {.snapshot = draft ^ 1};
+    assert_int_equal(restore_wake(&f.life.source, "chat", &gone, &session, &receipt, &diag),
+                     KV_ERR_NOT_FOUND);
+    kv_diag_clear(&diag);
     const struct restore_options older = {.snapshot = draft};
     assert_int_equal(restore_wake(&f.life.source, "chat", &older, &session, &receipt, &diag),
                      KV_OK);

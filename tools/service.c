@@ -501,6 +501,9 @@ static enum kv_err wake_as(struct service *service, const char *name, const stru
         err = KV_OK;
         kv_diag_clear(diag);
     }
+    /* Others may have gone on with the session while room was made: an older one may be gone. */
+    if (err == KV_OK && wake.snapshot != 0)
+        err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
     if (err != KV_OK)
         return no_room(name, err, receipt_out, diag);
     err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
