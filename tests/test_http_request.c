@@ -324,6 +324,9 @@ static void every_code_has_a_status(void **state) {
         assert_int_equal(error.status, cases[i].status);
         assert_int_equal(error.retry_after_seconds > 0, cases[i].waits);
     }
+    http_error_from(&error, KV_ERR_CANCELLED, &diag, 3);
+    assert_int_equal(error.status, 503);
+    assert_int_equal(error.retry_after_seconds, 3);
     http_error_from(&error, KV_ERR_BUSY, &diag, 30);
     assert_int_equal(error.retry_after_seconds, 30);
     char *json = http_error_json(&error);

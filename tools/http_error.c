@@ -47,10 +47,14 @@ void http_error_from(struct http_error *error, enum kv_err err, const struct kv_
                 {KV_ERR_IO, 500, "io_error", 0, 0},
                 {KV_ERR_DEVICE, 500, "device_error", 0, 0}};
     static const struct row other = {KV_ERR_COUNT, 500, "internal_error", 0, 0};
+    /* Another one may be there soon. */
+    static const struct row ending = {KV_ERR_CANCELLED, 503, "service_ending", 1, 0};
     const struct row *row = &other;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].err == err)
             row = &rows[i];
+    if (err == KV_ERR_CANCELLED && retry_after_seconds > 0)
+        row = &ending;
     http_error_set(error, row->status, row->code, "%s",
                    diag->text[0] != 0 ? diag->text : kv_err_name(err));
     error->final = row->final;

@@ -32,7 +32,8 @@ void http_error_set(struct http_error *error, int status, const char *code, cons
 
 /* What serve_turn returned. `diag` names the thing; 0 seconds: the usual wait where one is due.
  * BUSY 429, NO_SLOTS 503, INVALID and LIMIT 400, NOT_FOUND 404, MISMATCH and VERSION 409, CANCELLED
- * 408 (its time was up), NO_SPACE and NOMEM 503, all others 500. */
+ * 408 (its time was up) or with seconds 503 (the service ends), NO_SPACE and NOMEM 503, all others
+ * 500. */
 void http_error_from(struct http_error *error, enum kv_err err, const struct kv_diag *diag,
                      uint32_t retry_after_seconds);
 

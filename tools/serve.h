@@ -100,7 +100,7 @@ struct serve_answer {
     char session[IMAGE_NAME_BYTES_MAX + 1];
     uint64_t receipt_id; /* of the save; 0: not kept */
     uint32_t tier_blocks[16];
-    uint32_t retry_after_seconds; /* with BUSY and NO_SLOTS */
+    uint32_t retry_after_seconds; /* with BUSY, NO_SLOTS, and CANCELLED when the service ends */
     uint64_t wait_ns, wake_ns, prefill_ns, decode_ns, save_ns;
 };
 /* The answer is made and the session saved when it returns KV_OK, also when it was stopped by the

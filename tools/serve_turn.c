@@ -450,8 +450,17 @@ static void log_turn(const struct turning *turning, enum kv_err err, const struc
         answer->save_ns / 1000000, err != KV_OK ? " failed: " : "", err != KV_OK ? diag->text : "");
 }
 
+/* A turn that was cancelled may be had from the service that comes after this one. */
+static int is_ending(struct serve *serve) {
+    pthread_mutex_lock(&serve->lock);
+    int stopping = serve->stopping;
+    pthread_mutex_unlock(&serve->lock);
+    return stopping;
+}
+
 static uint32_t retry_after(const struct turning *turning, enum kv_err err) {
-    return err == KV_ERR_BUSY || err == KV_ERR_NO_SLOTS || err == KV_ERR_CANCELLED
+    return err == KV_ERR_BUSY || err == KV_ERR_NO_SLOTS ||
+                   (err == KV_ERR_CANCELLED && is_ending(turning->serve))
                ? 1 + (uint32_t)(turning->serve->settings.wait_ns / 4000000000u)
                : 0;
 }
