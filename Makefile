@@ -70,7 +70,7 @@ TEST_SRC    := $(wildcard tests/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
                           tests/sweep.c tests/sim.c tests/flips.c tests/branches.c \
-                          tests/stage_http.c)
+                          tests/stage_http.c tests/crowd.c)
 GPU_SRC     := $(wildcard tests/gpu_*.c)
 SRC_testing := $(wildcard tests/testing.c)
 
@@ -88,9 +88,9 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
                                                       tests/branches.c)))
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
-.PHONY: all help demo test test-programs check check-twins sanitize threads bench test-kill sweep \
-        sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench install uninstall deb \
-        clean setup print-link FORCE
+.PHONY: all help demo crowd test test-programs check check-twins sanitize threads bench test-kill \
+        sweep sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench install uninstall \
+        deb clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -100,6 +100,8 @@ help:
 	@echo 'make              build the programs into $B/'
 	@echo 'make demo         set up, build, then twelve sessions sleep, wake and are proven'
 	@echo '                  (DEMO_TOKENS=2048, MODEL=path)'
+	@echo 'make crowd        forty chats at one daemon with room for nine, kill -9 and SIGTERM'
+	@echo '                  (CROWD_TOKENS=1536 CROWD_CLIENTS=4 CROWD_SEED= OUT=file.json)'
 	@echo 'make test         set up, build, run every test (TESTS="test_a test_b", QUICK=1)'
 	@echo 'make check        style, imports, mutable globals, layout'
 	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
@@ -277,6 +279,11 @@ test-programs: $(PROGRAMS) $(ALL_TESTS) $(if $(filter release,$(CONFIG)),$(LIBRA
 demo: setup
 	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/demo.c tests/sabotage%,$(HELPER_SRC)))
 	@$B/tests/demo
+
+crowd: setup
+	@$(MAKE_ALL) all $B/tests/crowd
+	@$B/tests/crowd $(if $(OUT),--out '$(OUT)' \
+	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)")
 
 test-kill: setup
 	@$(MAKE_ALL) test-programs
