@@ -270,6 +270,45 @@ static void other_chats_begin_anew(void **state) {
     assert_int_equal(stored_tokens(serving, scene.session), scene.n);
 }
 
+/* Between finding and waking others are let in: what has gone by then is told from damage. */
+static void a_place_that_has_gone_is_known(void **state) {
+    struct serving *serving = *state;
+    static struct scene scene;
+    struct prefix_place place;
+    struct session *session = NULL;
+    struct service_opened opened;
+    struct kv_diag diag = {""};
+    struct turn_rendered rendered;
+    serving_open(serving);
+    play(&scene, serving, 1200);
+    sleep_session(serving, scene.session);
+    scene.chat.texts[2] = "no, wait";
+    scene.chat.count = 3;
+    const struct serve_request request = serving_request(&scene.chat, NULL, 1);
+    const struct template_turns turns = {request.messages, request.message_count,
+                                         TEMPLATE_FIRST | TEMPLATE_ASK};
+    assert_int_equal(turn_render(serving->service, &turns, &rendered, &diag), KV_OK);
+    const struct prefix_wish wish = {
+        .owner = request.owner, .ids = rendered.ids.items, .count = rendered.ids.count};
+    struct prefix *prefix = serving->serve->prefix;
+    service_enter(serving->service);
+    assert_int_equal(prefix_find(prefix, &wish, &place, &diag), KV_OK);
+    assert_int_equal(place.found && place.forks, 1);
+    assert_int_equal(prefix_is_there(prefix, &place), 1);
+    assert_int_equal(
+        snapshot_remove(service_store(serving->service), kv_alloc_system(), scene.session, &diag),
+        KV_OK);
+    const struct prefix_fork fork = {&place, "fork", NULL, NULL};
+    enum kv_err err = prefix_fork(prefix, &fork, &session, &opened, &diag);
+    assert_true(err == KV_ERR_NOT_FOUND || err == KV_ERR_CORRUPT);
+    assert_int_equal(prefix_is_there(prefix, &place), 0);
+    assert_null(session_find(service_engine(serving->service), "fork"));
+    assert_int_equal(prefix_find(prefix, &wish, &place, &diag), KV_OK);
+    assert_int_equal(place.found, 0);
+    service_leave(serving->service);
+    turn_rendered_release(serving->service, &rendered);
+}
+
 /* Two chats with other beginnings whose last 128 bytes are the same have the same mark. BREAK_CLAIM
  * takes the mark for the text. */
 static void marks_are_only_hints(void **state) {
@@ -574,7 +613,7 @@ static void two_at_once_do_not_meet(void **state) {
 
 TESTING_MAIN(TEST(a_chat_goes_on), TEST(memory_is_told_from_disk),
              TEST(edits_fork_at_the_right_token), TEST(other_chats_begin_anew),
-             TEST(marks_are_only_hints), TEST(owners_have_their_own),
-             TEST(texts_may_come_back_otherwise), TEST(reasoning_may_be_dropped),
-             TEST(stops_are_not_in_the_way), TEST(the_longest_snapshot_is_taken),
-             TEST(two_at_once_do_not_meet))
+             TEST(a_place_that_has_gone_is_known), TEST(marks_are_only_hints),
+             TEST(owners_have_their_own), TEST(texts_may_come_back_otherwise),
+             TEST(reasoning_may_be_dropped), TEST(stops_are_not_in_the_way),
+             TEST(the_longest_snapshot_is_taken), TEST(two_at_once_do_not_meet))

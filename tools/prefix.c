@@ -5,6 +5,7 @@
  */
 #include "tools/prefix.h"
 
+#include "engine/record.h"
 #include "snapshot/snap_prefix.h"
 #include "store/base/bytes.h"
 #include "tools/prefix_marks.h"
@@ -263,6 +264,14 @@ enum kv_err prefix_find(struct prefix *prefix, const struct prefix_wish *wish,
     if (err == KV_OK)
         *place_out = finding.best;
     return err;
+}
+
+int prefix_is_there(const struct prefix *prefix, const struct prefix_place *place) {
+    struct record_key key = record_key_snapshot(place->snapshot);
+    int exists = 1;
+    enum kv_err err =
+        store_exists(service_store(prefix->service), key.bytes, key.size, &exists, NULL);
+    return err != KV_OK || exists;
 }
 
 /* --- branching */

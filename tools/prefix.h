@@ -54,8 +54,8 @@ enum kv_err prefix_find(struct prefix *prefix, const struct prefix_wish *wish,
                         struct prefix_place *place_out, struct kv_diag *diag);
 
 /* Wakes the beginning of place->name as a new session `new_name` (EXISTS) and prefills what has no
- * KV any more. `opened_out` as of service_session. NOT_FOUND or CORRUPT when the place has changed
- * since: look again. */
+ * KV any more. `opened_out` as of service_session. NOT_FOUND or CORRUPT also when the place has
+ * gone meanwhile: look again. */
 struct prefix_fork {
     const struct prefix_place *place;
     const char *new_name;
@@ -65,6 +65,9 @@ struct prefix_fork {
 enum kv_err prefix_fork(struct prefix *prefix, const struct prefix_fork *fork,
                         struct session **session_out, struct service_opened *opened_out,
                         struct kv_diag *diag);
+
+/* 0: the snapshot of the place has gone, because the session has moved on or was removed. */
+int prefix_is_there(const struct prefix *prefix, const struct prefix_place *place);
 
 /* After every save, removal or renaming of `name`. */
 enum kv_err prefix_note(struct prefix *prefix, const char *name, struct kv_diag *diag);

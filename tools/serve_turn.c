@@ -301,6 +301,9 @@ static int has_moved(struct turning *turning, enum kv_err err) {
         return 0;
     if (err == KV_ERR_NOT_FOUND || err == KV_ERR_EXISTS)
         return 1;
+    /* Records that a wake misses are damage, unless the snapshot has gone as a whole. */
+    if (err == KV_ERR_CORRUPT)
+        return !prefix_is_there(turning->serve->prefix, &turning->place.from);
     if (err != KV_OK || turning->place.from.forks)
         return 0;
     session_info(turning->session, &info);
