@@ -52,15 +52,17 @@ void serve_out_note(struct serve_out *out, const float *logits, uint32_t token) 
     const struct sampler_row row = {logits, out->vocab_count, 0};
     uint32_t wanted = out->request->top_logprobs;
     double logprob = 0;
-    if (logits == NULL || out->noted >= out->tokens_max ||
+    uint32_t index = atomic_load(&out->noted);
+    if (logits == NULL || index >= out->tokens_max ||
         sampler_log_prob(&row, token, &logprob, NULL) != KV_OK ||
         (wanted > 0 && sampler_top(&row, wanted, top, NULL) != KV_OK))
         return;
-    struct serve_logprob *at = &out->logprobs[(size_t)out->noted++ * (1 + wanted)];
+    struct serve_logprob *at = &out->logprobs[(size_t)index * (1 + wanted)];
     double sum = (double)logits[token] - logprob;
     at[0] = (struct serve_logprob){token, (float)logprob};
     for (uint32_t i = 0; i < wanted; i++)
         at[1 + i] = (struct serve_logprob){top[i].id, (float)((double)top[i].logit - sum)};
+    atomic_store(&out->noted, index + 1);
 }
 
 void serve_out_stop(struct serve_out *out, enum serve_finish finish) {
@@ -137,7 +139,7 @@ static void send_piece(struct serve_out *out, const uint32_t *token, int last) {
         piece.token_bytes = bytes.bytes;
         piece.token_byte_count = bytes.size_bytes;
     }
-    if (token != NULL && out->logprobs != NULL && out->token_count <= out->noted) {
+    if (token != NULL && out->logprobs != NULL && out->token_count <= atomic_load(&out->noted)) {
         const struct serve_logprob *at =
             &out->logprobs[(out->token_count - 1) * (1 + (size_t)request->top_logprobs)];
         piece.logprob = at[0].logprob;

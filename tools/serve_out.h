@@ -12,6 +12,8 @@
 #include "engine/model/tokenizer.h"
 #include "tools/serve.h"
 
+#include <stdatomic.h>
+
 struct serve_out {
     struct serve *serve;
     const struct serve_request *request;
@@ -22,7 +24,8 @@ struct serve_out {
     size_t text_bytes, text_capacity, sent_bytes;
     size_t stop_bytes_max;          /* of the longest stop */
     struct serve_logprob *logprobs; /* [tokens_max][1 + top_logprobs], the token's own first */
-    uint32_t noted, tokens_max;
+    atomic_uint noted; /* whole in `logprobs`: the engine thread writes while the turn's reads */
+    uint32_t tokens_max;
     uint64_t token_count, first_ns;
     int stopped, found_stop;
     enum serve_finish finish; /* why it was stopped */
