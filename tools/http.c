@@ -157,7 +157,7 @@ static void judge_headers(struct http_exchange *exchange, const char *url, const
     if (!http_guard_host(host, options->names, options->name_count) &&
         !http_guard_host(host, &(const char *){exchange->http->address_name}, 1)) {
         http_error_set(error, 403, "host_not_allowed",
-                       "the Host header names no host of this server; allow it with its flag");
+                       "the Host header names no host of this server; --hosts allows more names");
         return;
     }
     const struct route *route = find_route(url);
