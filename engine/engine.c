@@ -340,8 +340,10 @@ void engine_back(struct engine *engine) {
 }
 
 void engine_breathe(struct engine *engine) {
-    engine_away(engine);
-    engine_back(engine);
+    const struct engine_hooks *hooks = &engine->settings.hooks;
+
+    if (!engine->stepping && hooks->breathe)
+        hooks->breathe(hooks->context);
 }
 
 enum kv_err engine_inner_device(struct engine *engine, struct kv_diag *diag) {

@@ -47,6 +47,8 @@ struct engine_hooks {
      * be the scheduler thread. */
     void (*away)(void *context);
     void (*back)(void *context);
+    /* Between two pieces of a proof, never within a step: others go first. */
+    void (*breathe)(void *context);
 };
 
 struct engine_settings {
@@ -145,8 +147,8 @@ enum kv_err engine_post_behind(struct engine *engine, void (*call)(void *context
 /* Runs what is queued now, and one piece, without a step; 0 when there was nothing. */
 int engine_apply(struct engine *engine);
 
-/* For who waits on the scheduler thread: sessions may change and go until engine_back. Neither does
- * anything within a step or without the hooks. engine_breathe is both at once. */
+/* For who waits on the scheduler thread: sessions may change and go until engine_back, and within
+ * engine_breathe. None does anything within a step or without the hooks. */
 void engine_away(struct engine *engine);
 void engine_back(struct engine *engine);
 void engine_breathe(struct engine *engine);

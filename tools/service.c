@@ -238,6 +238,17 @@ static void on_back(void *context) {
         baton_take(&service->baton);
 }
 
+/* A proof computes as steps do: between two of its pieces those who answer get some steps, so that
+ * it costs them one gap in a few and never every one. */
+static void on_breathe(void *context) {
+    struct service *service = context;
+    if (!service->shared || service->staying > 0 || pthread_equal(pthread_self(), service->stepper))
+        return;
+    baton_give(&service->baton);
+    service_inner_let_step(service);
+    baton_take(&service->baton);
+}
+
 /* --- opening */
 
 static enum kv_err open_store(struct service *service, const struct service_settings *settings,
@@ -280,6 +291,7 @@ static enum kv_err open_engine(struct service *service, const struct service_set
         engine.hooks.slots_low = on_slots_low;
         engine.hooks.away = on_away;
         engine.hooks.back = on_back;
+        engine.hooks.breathe = on_breathe;
     }
     enum kv_err err =
         service_read_model(settings->model_path, settings->alloc, &model, &model_bytes, diag);

@@ -42,9 +42,12 @@ struct service {
     int staying; /* waits keep the baton: a hook is at work */
     pthread_t stepper;
     pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t work, moved;
-    uint64_t changes;
+    pthread_cond_t work, moved, stepped;
+    uint64_t changes, steps;
     int kicked, stop;
 };
+
+/* Not as the scheduler thread: until whoever listens has had a few steps, or nobody listens. */
+void service_inner_let_step(struct service *service);
 
 #endif

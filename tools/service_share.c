@@ -8,6 +8,7 @@
 #include <time.h>
 
 static const uint64_t second_ns = 1000000000;
+enum { BREATH_STEPS = 8 };
 
 void service_changed(struct service *service) {
     if (!service->shared)
@@ -77,6 +78,23 @@ static int rest(struct service *service, uint64_t wait_ns) {
     return goes_on;
 }
 
+static void count_step(struct service *service) {
+    pthread_mutex_lock(&service->lock);
+    service->steps++;
+    pthread_cond_broadcast(&service->stepped);
+    pthread_mutex_unlock(&service->lock);
+}
+
+void service_inner_let_step(struct service *service) {
+    uint64_t until_ns = after(second_ns);
+    int late = 0;
+    pthread_mutex_lock(&service->lock);
+    uint64_t enough = service->steps + BREATH_STEPS;
+    while (service->steps < enough && !late && hearing_is_wanted(&service->hearing))
+        late = timed_out(service, &service->stepped, until_ns);
+    pthread_mutex_unlock(&service->lock);
+}
+
 /* Steps while anybody listens; between steps whoever waits in line comes first. */
 static void *step_main(void *context) {
     struct service *service = context;
@@ -89,6 +107,7 @@ static void *step_main(void *context) {
             service_changed(service);
         if (hearing_is_wanted(&service->hearing)) {
             hearing_step(&service->hearing);
+            count_step(service);
             wait_ns = 0;
         }
         service_leave(service);
@@ -102,6 +121,7 @@ enum kv_err service_share(struct service *service, struct kv_diag *diag) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&service->work, &monotonic);
     pthread_cond_init(&service->moved, &monotonic);
+    pthread_cond_init(&service->stepped, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&service->lock, NULL);
     baton_init(&service->baton);
@@ -126,6 +146,7 @@ void service_unshare(struct service *service) {
     baton_release(&service->baton);
     pthread_cond_destroy(&service->work);
     pthread_cond_destroy(&service->moved);
+    pthread_cond_destroy(&service->stepped);
     pthread_mutex_destroy(&service->lock);
 }
 
