@@ -443,6 +443,33 @@ static void stopping_saves_what_was_acknowledged(void **state) {
     }
 }
 
+/* --- a full store */
+
+static void a_full_store_is_named_and_takes_again(void **state) {
+    struct serving *serving = *state;
+    struct serve_answer answer;
+    enum kv_err err = KV_OK;
+    int count = 0;
+    serving->settings.store_bytes_max = 5 << 20;
+    serving_open(serving);
+    for (; err == KV_OK && count < 100; count++) {
+        char name[16];
+        snprintf(name, sizeof name, "f%d", count);
+        err = ask_once(serving, name, UINT64_MAX, &answer);
+        assert_true(err != KV_OK || answer.text[0] != 0);
+        serve_answer_release(serving->serve, &answer);
+    }
+    assert_int_equal(err, KV_ERR_NO_SPACE);
+    assert_non_null(strstr(serving->diag.text, "store-max"));
+    assert_in_range(count, 2, 99);
+    serving_close(serving);
+    serving->settings.store_bytes_max = 50 << 20;
+    serving_open(serving);
+    assert_int_equal(ask_once(serving, "f0", UINT64_MAX, &answer), KV_OK);
+    assert_int_equal(answer.found, SERVE_DISK);
+    serve_answer_release(serving->serve, &answer);
+}
+
 /* --- time */
 
 struct skewed {
@@ -484,4 +511,5 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(requests_for_one_session_stand_in_line), SERVING(queue_and_line_are_bounded),
              SERVING(deadline_and_a_client_that_left_end_an_answer),
              SERVING(stops_cut_and_pieces_add_up), SERVING(stopping_saves_what_was_acknowledged),
+             SERVING(a_full_store_is_named_and_takes_again),
              SERVING(a_wall_clock_that_jumps_changes_nothing))

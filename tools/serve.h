@@ -106,9 +106,9 @@ struct serve_answer {
 /* The answer is made and the session saved when it returns KV_OK, also when it was stopped by the
  * client or by the deadline (finish says so). `answer_out` is written in every case.
  * BUSY the queue is full or the session is at work too long, NO_SLOTS too many are awake, INVALID,
- * LIMIT (context, store budget), NOT_FOUND (a named session of another owner), CANCELLED (nothing
+ * LIMIT (context), NOT_FOUND (a named session of another owner), CANCELLED (nothing
  * happened yet, or the service ends); MISMATCH, CORRUPT, PROOF, VERSION: the stored session is
- * refused; IO, NO_SPACE: not saved, the session is whole and stays; DEVICE, NOMEM. */
+ * refused; IO, NO_SPACE (disk, store budget): not saved, the session stays; DEVICE, NOMEM. */
 enum kv_err serve_turn(struct serve *serve, const struct serve_request *request,
                        struct serve_answer *answer_out, struct kv_diag *diag);
 void serve_answer_release(struct serve *serve, struct serve_answer *answer);

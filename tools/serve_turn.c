@@ -409,7 +409,8 @@ static enum kv_err save(struct turning *turning, struct kv_diag *diag) {
     turning->answer->save_ns = now(turning) - begun;
     turning->answer->receipt_id = service_receipt_id(turning->service);
     turning->changed = 0;
-    return err;
+    /* The store's budget and not the context's. */
+    return err == KV_ERR_LIMIT ? KV_ERR_NO_SPACE : err;
 }
 
 /* What is resident is then what is stored, or nothing. */
