@@ -470,6 +470,39 @@ static void a_full_store_is_named_and_takes_again(void **state) {
     serve_answer_release(serving->serve, &answer);
 }
 
+/* --- the log */
+
+struct logged {
+    pthread_mutex_t lock;
+    int lines, with_text;
+};
+
+static void on_log(void *context, const char *line) {
+    struct logged *logged = context;
+    pthread_mutex_lock(&logged->lock);
+    logged->lines++;
+    logged->with_text += strstr(line, "a long story") != NULL;
+    pthread_mutex_unlock(&logged->lock);
+}
+
+static void text_is_logged_only_when_asked(void **state) {
+    struct serving *serving = *state;
+    static struct logged logged = {PTHREAD_MUTEX_INITIALIZER, 0, 0};
+    struct serve_answer answer;
+    serving->serve_settings.log = on_log;
+    serving->serve_settings.log_context = &logged;
+    for (int with = 0; with < 2; with++) {
+        serving->serve_settings.log_text = with;
+        logged.lines = logged.with_text = 0;
+        serving_open(serving);
+        assert_int_equal(ask_once(serving, "a", UINT64_MAX, &answer), KV_OK);
+        serve_answer_release(serving->serve, &answer);
+        serving_close(serving);
+        assert_true(logged.lines >= 2); /* the turn and its save */
+        assert_int_equal(logged.with_text, with);
+    }
+}
+
 /* --- time */
 
 struct skewed {
@@ -512,4 +545,5 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(deadline_and_a_client_that_left_end_an_answer),
              SERVING(stops_cut_and_pieces_add_up), SERVING(stopping_saves_what_was_acknowledged),
              SERVING(a_full_store_is_named_and_takes_again),
+             SERVING(text_is_logged_only_when_asked),
              SERVING(a_wall_clock_that_jumps_changes_nothing))

@@ -119,7 +119,8 @@ static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
                                             .wait_ns = config->wait_seconds * second_ns,
                                             .tokens_max = config->tokens_max,
                                             .keep = &daemon->keep,
-                                            .log = log_line};
+                                            .log = log_line,
+                                            .log_text = config->log_text};
     err = serve_open(daemon->service, &settings, &daemon->serve, diag);
     if (err != KV_OK)
         return err;

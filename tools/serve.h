@@ -27,6 +27,7 @@ struct serve_settings {
     /* One line for each event, without prompt text; may be NULL. Any thread. */
     void (*log)(void *context, const char *line);
     void *log_context;
+    int log_text; /* 1: what is asked and answered stands in lines of its own */
 };
 /* Shares the service, which stays the caller's and is closed after serve_close. NOMEM. */
 enum kv_err serve_open(struct service *service, const struct serve_settings *settings,

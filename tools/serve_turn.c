@@ -462,6 +462,21 @@ static int is_ending(struct serve *serve) {
     return stopping;
 }
 
+/* Only where it was asked for, and no more than a line holds. */
+static void log_text(const struct turning *turning) {
+    const struct serve_request *request = turning->request;
+    const struct template_message *last =
+        request->message_count > 0 ? &request->messages[request->message_count - 1] : NULL;
+    const char *asked = last != NULL ? last->text : request->prompt;
+    size_t bytes = last != NULL ? last->text_bytes : request->prompt_bytes;
+    if (!turning->serve->settings.log_text || asked == NULL)
+        return;
+    serve_inner_log(turning->serve, "text request=%s asked: %.*s", request->request_id,
+                    (int)(bytes < 700 ? bytes : 700), asked);
+    serve_inner_log(turning->serve, "text request=%s answered: %.700s", request->request_id,
+                    turning->answer->text != NULL ? turning->answer->text : "");
+}
+
 static uint32_t retry_after(const struct turning *turning, enum kv_err err) {
     return err == KV_ERR_BUSY || err == KV_ERR_NO_SLOTS ||
                    (err == KV_ERR_CANCELLED && is_ending(turning->serve))
@@ -492,6 +507,7 @@ enum kv_err serve_turn(struct serve *serve, const struct serve_request *request,
     }
     answer_out->retry_after_seconds = retry_after(&turning, err);
     log_turn(&turning, err, &own);
+    log_text(&turning);
     return err == KV_OK ? KV_OK : kv_diag_set(diag, err, "%s", own.text);
 }
 
