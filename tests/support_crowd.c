@@ -68,10 +68,6 @@ const char *crowd_key(const struct crowd *crowd, uint32_t chat) {
     return crowd->chats[chat].key;
 }
 
-const char *crowd_session(const struct crowd *crowd, uint32_t chat) {
-    return crowd->chats[chat].session;
-}
-
 /* --- one chat */
 
 static void say(cJSON *messages, const char *role, const char *text) {
@@ -411,6 +407,20 @@ static int write_keys(struct crowd *crowd) {
     return fclose(file) == 0;
 }
 
+/* For the daemon, and for commands that read beside it. */
+static int write_config(struct crowd *crowd, const struct demo_budget *budget) {
+    char path[SERVED_PATH_BYTES];
+    snprintf(path, sizeof path, "%.480s/config", crowd->served.home);
+    FILE *file = fopen(path, "w");
+    if (file == NULL)
+        return support_crowd_inner_fail(crowd, "%s cannot be written", path);
+    fprintf(file,
+            "model = %s\nslots-memory = %" PRIu64 "\nreserve-slots = %" PRIu32
+            "\nages = 512,1024,1536\ntemperature = 0\n",
+            crowd->options.model_path, budget->bytes, budget->reserve_slots);
+    return fclose(file) == 0;
+}
+
 /* Slots for nine sessions at their longest, and a reserve. */
 static int plan(struct crowd *crowd) {
     const struct crowd_options *options = &crowd->options;
@@ -420,20 +430,15 @@ static int plan(struct crowd *crowd) {
     struct kv_diag diag = {""};
     if (demo_plan(&demo, &budget, &diag) != KV_OK)
         return support_crowd_inner_fail(crowd, "%s", diag.text);
-    snprintf(crowd->slots_flag, sizeof crowd->slots_flag, "%" PRIu64, budget.bytes);
-    snprintf(crowd->reserve_flag, sizeof crowd->reserve_flag, "%" PRIu32, budget.reserve_slots);
     snprintf(crowd->threads_flag, sizeof crowd->threads_flag, "%" PRIu32, options->threads);
-    const char *const flags[] = {"--model",         options->model_path, "--slots-memory",
-                                 crowd->slots_flag, "--reserve-slots",   crowd->reserve_flag,
-                                 "--threads",       crowd->threads_flag, "--ages",
-                                 "512,1024,1536",   "--temperature",     "0"};
-    memcpy(crowd->served.flags, flags, sizeof flags);
+    crowd->served.flags[0] = "--threads";
+    crowd->served.flags[1] = crowd->threads_flag;
     if (!options->quiet)
         printf("%u chats of about %" PRIu64 " tokens, %u clients, seed %" PRIu64
                "; slots for nine: %u of %.0f KiB\n",
                options->chats, options->tokens, options->clients, options->seed, budget.slots,
                (double)budget.slot_bytes / 1024);
-    return 1;
+    return write_config(crowd, &budget);
 }
 
 struct crowd *crowd_open(const struct crowd_options *options) {
@@ -462,6 +467,20 @@ int crowd_restart(struct crowd *crowd, uint32_t threads) {
         return support_crowd_inner_fail(crowd, "SIGTERM: coldplaned ended with %d", code);
     return served_start(&crowd->served) ||
            support_crowd_inner_fail(crowd, "coldplaned does not start: %.300s", crowd->served.said);
+}
+
+int crowd_wake(struct crowd *crowd, uint32_t number, enum crowd_found *found_out,
+               uint64_t *tokens_out) {
+    struct crowd_answer answer = {.found = CROWD_NEW};
+    const struct crowd_chat *chat =
+        &crowd->chats[(2 * number + 1) % (crowd->options.chats / 2 * 2)];
+    int last = cJSON_GetArraySize(chat->messages) - 1;
+    cJSON *said = cJSON_DetachItemFromArray(chat->messages, last);
+    int woken = support_crowd_ask_briefly(crowd, chat, chat->messages, &answer);
+    cJSON_AddItemToArray(chat->messages, said);
+    *found_out = answer.found;
+    *tokens_out = answer.tokens_prompt;
+    return woken;
 }
 
 void crowd_close(struct crowd *crowd) {

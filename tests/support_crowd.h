@@ -63,7 +63,10 @@ const struct crowd_counts *crowd_counts(const struct crowd *crowd);
 /* For the caller's own questions afterwards. */
 struct served *crowd_served(struct crowd *crowd);
 const char *crowd_key(const struct crowd *crowd, uint32_t chat);
-const char *crowd_session(const struct crowd *crowd, uint32_t chat);
+/* Wakes a chat, which then says one token. Which: every second one, those that name their session.
+ * 1, with where it was. One thread at a time. */
+int crowd_wake(struct crowd *crowd, uint32_t number, enum crowd_found *found_out,
+               uint64_t *tokens_out);
 /* The daemon anew, with so many threads. */
 int crowd_restart(struct crowd *crowd, uint32_t threads);
 

@@ -12,15 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANSWER_TOKENS = 24 };
+struct attempt {
+    const char *key, *session;
+    const cJSON *messages;
+    uint32_t tokens_max;
+    struct crowd_answer *answer;
+    char said[300]; /* with another status than 200 */
+};
 
-static char *make_body(const char *session, const cJSON *messages) {
+static char *make_body(const struct attempt *attempt) {
     cJSON *body = cJSON_CreateObject();
     cJSON_AddNumberToObject(body, "temperature", 0);
-    cJSON_AddNumberToObject(body, "max_tokens", ANSWER_TOKENS);
-    if (session != NULL)
-        cJSON_AddStringToObject(body, "session", session);
-    cJSON_AddItemToObject(body, "messages", cJSON_Duplicate(messages, 1));
+    cJSON_AddNumberToObject(body, "max_tokens", attempt->tokens_max);
+    if (attempt->session != NULL)
+        cJSON_AddStringToObject(body, "session", attempt->session);
+    cJSON_AddItemToObject(body, "messages", cJSON_Duplicate(attempt->messages, 1));
     char *text = cJSON_PrintUnformatted(body);
     cJSON_Delete(body);
     return text;
@@ -65,17 +71,10 @@ static int read_answer(const char *body, struct crowd_answer *answer_out) {
     return good && place < CROWD_FOUND_COUNT && answer_out->tokens_prompt > 0;
 }
 
-struct attempt {
-    const char *key, *session;
-    const cJSON *messages;
-    struct crowd_answer *answer;
-    char said[300]; /* with another status than 200 */
-};
-
 /* The status; 0: no whole answer. */
 static int attempt(struct crowd *crowd, struct attempt *attempt) {
     struct client_reply reply;
-    char *body = make_body(attempt->session, attempt->messages);
+    char *body = make_body(attempt);
     const struct client_call call = {.port = crowd->served.port,
                                      .key = attempt->key,
                                      .method = "POST",
@@ -95,14 +94,14 @@ static int attempt(struct crowd *crowd, struct attempt *attempt) {
 
 int support_crowd_ask_alone(struct crowd *crowd, const char *key, const char *session,
                             const cJSON *messages, struct crowd_answer *answer_out) {
-    struct attempt one = {key, session, messages, answer_out, ""};
+    struct attempt one = {key, session, messages, CROWD_ANSWER_TOKENS, answer_out, ""};
     return attempt(crowd, &one);
 }
 
 /* Another chat's value in the answer: the one thing that must never be. */
 static int is_foreign(struct crowd *crowd, const struct crowd_chat *chat, const char *text) {
     for (uint32_t i = 0; i < crowd->options.chats; i++)
-        for (uint32_t k = 0; i != chat->index && k < CROWD_ROUNDS; k++)
+        for (uint32_t k = 0; i != chat->index && k < CROWD_FACTS; k++)
             if (strstr(text, crowd->chats[i].values[k]) != NULL) {
                 support_crowd_inner_fail(crowd, "chat %u answers with a value of chat %u: %.200s",
                                          chat->index, i, text);
@@ -140,7 +139,8 @@ static int await_next(struct crowd *crowd, uint32_t generation) {
 
 int support_crowd_ask(struct crowd *crowd, const struct crowd_chat *chat, const cJSON *messages,
                       struct crowd_answer *answer_out) {
-    struct attempt one = {chat->key, chat->names_itself ? chat->own_name : NULL, messages,
+    struct attempt one = {chat->key,  chat->names_itself ? chat->own_name : NULL,
+                          messages,   CROWD_ANSWER_TOKENS,
                           answer_out, ""};
     uint32_t generation;
     int status;
@@ -154,4 +154,13 @@ int support_crowd_ask(struct crowd *crowd, const struct crowd_chat *chat, const 
         return support_crowd_inner_fail(crowd, "chat %u: %s", chat->index, one.said);
     count(crowd, chat, answer_out);
     return 1;
+}
+
+int support_crowd_ask_briefly(struct crowd *crowd, const struct crowd_chat *chat,
+                              const cJSON *messages, struct crowd_answer *answer_out) {
+    struct attempt one = {
+        chat->key, chat->names_itself ? chat->own_name : NULL, messages, 1, answer_out, ""};
+    if (attempt(crowd, &one) == 200)
+        return 1;
+    return support_crowd_inner_fail(crowd, "chat %u: %s", chat->index, one.said);
 }

@@ -12,6 +12,8 @@
 
 #include "tests/support_crowd_inner.h"
 
+enum { CROWD_ANSWER_TOKENS = 24 };
+
 /* Messages as one request of `chat`. 1 with the answer, which was counted and holds no other chat's
  * value; 0 with the reason noted. */
 int support_crowd_ask(struct crowd *crowd, const struct crowd_chat *chat,
@@ -19,5 +21,8 @@ int support_crowd_ask(struct crowd *crowd, const struct crowd_chat *chat,
 /* One request with no chat: the status, 0 without a whole answer; the answer is there with 200. */
 int support_crowd_ask_alone(struct crowd *crowd, const char *key, const char *session,
                             const struct cJSON *messages, struct crowd_answer *answer_out);
+/* One token, not counted. */
+int support_crowd_ask_briefly(struct crowd *crowd, const struct crowd_chat *chat,
+                              const struct cJSON *messages, struct crowd_answer *answer_out);
 
 #endif

@@ -28,7 +28,8 @@ static const char *error_of(const cJSON *document) {
 int support_crowd_care_register(struct crowd *crowd, const struct crowd_chat *chat) {
     struct needle_form form;
     cJSON *document = NULL;
-    if (needle_house_form(support_crowd_text_key(0), chat->values[0], &form, NULL) != KV_OK)
+    if (needle_house_form(support_crowd_text_key(CROWD_AUDIT_FACT), chat->values[CROWD_AUDIT_FACT],
+                          &form, NULL) != KV_OK)
         return support_crowd_inner_fail(crowd, "needle_house_form");
     int code = served_command(&crowd->served, &document, "needle", "add", chat->session, "--key",
                               form.key, "--ask", form.ask, "--answer-prefix", form.answer_prefix,
@@ -128,7 +129,11 @@ int support_crowd_care_audit(struct crowd *crowd) {
     int code = served_command(&crowd->served, &document, "audit", NULL);
     const struct crowd_counts *counts = &crowd->counts;
     count_audit(crowd, document);
-    if (code != 0)
+    /* A kept needle may fail after more was said, asleep or not: the chats themselves show that
+     * nothing was lost. What may never be is another's value. */
+    int told = code == 0 || (code == 7 && counts->audit_foreign == 0 &&
+                             4 * counts->audit_failed <= counts->audit_own);
+    if (!told)
         support_crowd_inner_fail(crowd, "audit ended with %d: %.300s", code, error_of(document));
     else if (crowd->options.knows && (2 * counts->audit_own < crowd->options.chats ||
                                       !counts->has_margin || counts->margin_least <= 0))

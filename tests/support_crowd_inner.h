@@ -16,6 +16,8 @@
 struct cJSON;
 
 enum { CROWD_VALUE_BYTES = 8, CROWD_ANSWER_BYTES = 1024, CROWD_NAMES_MAX = 16 };
+/* The audit's is never asked in the chat: an answer would state it once more. */
+enum { CROWD_AUDIT_FACT = CROWD_ROUNDS, CROWD_FACTS };
 
 struct crowd_chat {
     uint32_t index;
@@ -25,11 +27,11 @@ struct crowd_chat {
     char session[CROWD_NAME_BYTES];                   /* of the newest answer */
     char branches[CROWD_NAMES_MAX][CROWD_NAME_BYTES]; /* those before it */
     uint32_t branch_count;
-    char values[CROWD_ROUNDS][CROWD_VALUE_BYTES];
-    struct cJSON *messages;          /* all of it, the last answer included */
-    uint64_t tokens;                 /* behind the newest answer */
-    char answer[CROWD_ANSWER_BYTES]; /* the newest one for a fact … */
-    int was_right;                   /* … and whether it held it */
+    char values[CROWD_FACTS][CROWD_VALUE_BYTES]; /* one for each round, and the audit's */
+    struct cJSON *messages;                      /* all of it, the last answer included */
+    uint64_t tokens;                             /* behind the newest answer */
+    char answer[CROWD_ANSWER_BYTES];             /* the newest one for a fact … */
+    int was_right;                               /* … and whether it held it */
 };
 
 struct crowd_answer {
@@ -41,8 +43,7 @@ struct crowd_answer {
 struct crowd {
     struct crowd_options options;
     struct served served;
-    char keys[2][40], model_flag[SERVED_PATH_BYTES];
-    char slots_flag[32], reserve_flag[16], threads_flag[16];
+    char keys[2][40], threads_flag[16];
     struct crowd_chat chats[CROWD_CHATS_MAX];
     uint64_t begun_ns;
 

@@ -16,8 +16,9 @@
 #include <string.h>
 
 const char *support_crowd_text_key(uint32_t fact) {
-    static const char *const keys[CROWD_ROUNDS] = {"red lamp", "blue door", "green boat"};
-    return keys[fact % CROWD_ROUNDS];
+    static const char *const keys[CROWD_FACTS] = {"red lamp", "blue door", "green boat",
+                                                  "white gate"};
+    return keys[fact % CROWD_FACTS];
 }
 
 const char *support_crowd_text_talk(uint64_t number) {
@@ -33,9 +34,9 @@ const char *support_crowd_text_talk(uint64_t number) {
 /* Seven digits, no two alike: a walk through all of them from a place that the seed says. */
 static void make_values(struct crowd *crowd) {
     uint64_t first = crowd->options.seed % 9000000;
-    for (uint32_t i = 0; i < crowd->options.chats * CROWD_ROUNDS; i++) {
+    for (uint32_t i = 0; i < crowd->options.chats * CROWD_FACTS; i++) {
         uint64_t value = 1000000 + (first + (uint64_t)(i + 1) * 7393913) % 9000000;
-        snprintf(crowd->chats[i / CROWD_ROUNDS].values[i % CROWD_ROUNDS], CROWD_VALUE_BYTES,
+        snprintf(crowd->chats[i / CROWD_FACTS].values[i % CROWD_FACTS], CROWD_VALUE_BYTES,
                  "%" PRIu64, value);
     }
 }
@@ -68,8 +69,8 @@ static char *make_document(const struct crowd *crowd, const struct licences *lic
         return NULL;
     copy = strdup(text);
     kv_alloc_release(kv_alloc_system(), text);
-    for (uint32_t fact = 0; copy != NULL && fact < CROWD_ROUNDS; fact++) {
-        double depth = 0.15 + 0.25 * fact + 0.15 * chat->index / crowd->options.chats;
+    for (uint32_t fact = 0; copy != NULL && fact < CROWD_FACTS; fact++) {
+        double depth = 0.15 + 0.2 * fact + 0.1 * chat->index / crowd->options.chats;
         char *longer = NULL;
         if (needle_house_form(support_crowd_text_key(fact), chat->values[fact], &form, diag) ==
             KV_OK)
