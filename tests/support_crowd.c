@@ -311,10 +311,22 @@ static int is_fresh(struct crowd *crowd, const char *key, const cJSON *messages,
         wanted ? "another" : "the same", status, status == 200 ? answer.tokens_reused : 0);
 }
 
+/* Long enough to be worth a branch, and without any chat's fact: the audit asks these sessions, too.
+ */
+static cJSON *common_messages(void) {
+    char text[4096] = "";
+    cJSON *messages = cJSON_CreateArray();
+    for (uint64_t i = 0; i < 36; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%" PRIu64 ". %s\n", i,
+                 support_crowd_text_talk(i));
+    say(messages, "user", text);
+    return messages;
+}
+
 static int two_owners(struct crowd *crowd) {
     struct crowd_answer answer;
     int good = 1;
-    cJSON *messages = cJSON_Duplicate(crowd->chats[0].messages, 1);
+    cJSON *messages = common_messages();
     for (int k = 0; k < 2 && good; k++)
         good = is_fresh(crowd, crowd->keys[k], messages, 1);
     for (int k = 0; k < 2 && good; k++)
