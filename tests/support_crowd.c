@@ -311,8 +311,7 @@ static int is_fresh(struct crowd *crowd, const char *key, const cJSON *messages,
         wanted ? "another" : "the same", status, status == 200 ? answer.tokens_reused : 0);
 }
 
-/* Long enough to be worth a branch, and without any chat's fact: the audit asks these sessions, too.
- */
+/* Long enough for a branch, and without any chat's fact: the audit asks these sessions, too. */
 static cJSON *common_messages(void) {
     char text[4096] = "";
     cJSON *messages = cJSON_CreateArray();
