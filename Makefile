@@ -310,9 +310,13 @@ test-page: setup
 	    python3 tests/page_check.py chromium $B/tests/stage_http $(SHOT); else \
 	    echo 'test-page: skipped: chromium is not installed'; echo '0 passed, 0 failed'; fi
 
+# The cases of tests/sweep.c, as many at a time as there are cores.
+SWEEPS := power_cuts failing_io failing_space failing_quota failing_index \
+          failing_index_after_its_effect failing_allocation full_disk
 sweep: setup
 	@$(MAKE_ALL) $B/tests/sweep $B/tests/flips $B/tests/branches
-	@$B/tests/sweep $(STRIDE)
+	@for case in $(SWEEPS); do printf '%s\n' $$case "$$case posix"; done | \
+	    xargs -P $(shell nproc) -I CASE $B/tests/sweep $(STRIDE) CASE
 	@$B/tests/flips 1000
 	@$B/tests/branches 3000
 

@@ -72,6 +72,10 @@ static int slots_low(void *context, struct session *session, uint32_t slots) {
 
 void world_begin(struct world *world) {
     struct tiny_model_options model = tiny_model_default();
+    /* What is tried thousands of times is the store: a block of one page a slot will do. */
+    model.heads = 2;
+    model.kv_heads = 1;
+    model.ffn = 32;
     struct layout_geometry geometry = {model.layers, model.kv_heads, model.head_dim};
     struct kv_diag diag = {""};
     size_t size = 0;

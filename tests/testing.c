@@ -158,6 +158,15 @@ void testing_random_bytes(struct testing_random *random, void *bytes, size_t cou
         at[i] = (uint8_t)(testing_random_u64(random) >> 56);
 }
 
+/* Of a large buffer both ends: whoever reads what was never written begins at one of them. */
+static void fill(void *memory, int byte) {
+    const size_t end = 256 << 10;
+    size_t size = malloc_usable_size(memory);
+    memset(memory, byte, size < 2 * end ? size : end);
+    if (size >= 2 * end)
+        memset((uint8_t *)memory + size - end, byte, end);
+}
+
 static void *testing_get(void *context, size_t bytes, size_t align_bytes) {
     struct testing_alloc *testing = context;
     void *memory = NULL;
@@ -168,7 +177,7 @@ static void *testing_get(void *context, size_t bytes, size_t align_bytes) {
     } else {
         memory = kv_alloc_aligned(kv_alloc_system(), bytes, align_bytes);
         assert(memory != NULL);
-        memset(memory, 0xa5, malloc_usable_size(memory));
+        fill(memory, 0xa5);
         testing->live_count++;
     }
     pthread_mutex_unlock(&testing->lock);
@@ -180,7 +189,7 @@ static void testing_put(void *context, void *memory) {
     pthread_mutex_lock(&testing->lock);
     testing->live_count--;
     pthread_mutex_unlock(&testing->lock);
-    memset(memory, 0x5a, malloc_usable_size(memory));
+    fill(memory, 0x5a);
     kv_alloc_release(kv_alloc_system(), memory);
 }
 

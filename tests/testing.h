@@ -69,7 +69,8 @@ float testing_random_f32(struct testing_random *random);                    /* [
 float testing_random_normal(struct testing_random *random); /* mean 0 and deviation 1 */
 void testing_random_bytes(struct testing_random *random, void *bytes, size_t count);
 
-/* Fresh memory is filled with 0xA5 and released memory with 0x5A, so nothing reads either by luck.
+/* Fresh memory is filled with 0xA5 and released memory with 0x5A (of more than half a MiB, both
+ * ends), so nothing reads either by luck.
  * A sweep: for (k = 1;; k++) { init; fail_at = k; run; live_count == 0; stop when !failed }. */
 struct testing_alloc {
     struct kv_alloc alloc;  /* hand out &t.alloc */
