@@ -7,13 +7,18 @@
 #include "tests/support_daemon.h"
 #include "tests/testing.h"
 
+#include <arpa/inet.h>
 #include <cjson/cJSON.h>
 #include <ctype.h>
+#include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -243,6 +248,26 @@ static void a_daemon_that_must_not_start_does_not(void **state) {
     assert_int_equal(daemon_end(&run, SIGTERM), 0);
 }
 
+/* The control socket is open already when the port turns out to be taken. */
+static void a_port_that_is_taken_ends_the_start_in_order(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof address;
+    char listen_at[32], control[TESTING_PATH_BYTES + 32];
+    int code = 0, taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(taken, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(listen(taken, 1), 0);
+    assert_int_equal(getsockname(taken, (struct sockaddr *)&address, &size), 0);
+    snprintf(listen_at, sizeof listen_at, "127.0.0.1:%u", ntohs(address.sin_port));
+    assert_false(daemon_start(cli, &run, &code, "--listen", listen_at, NULL));
+    close(taken);
+    assert_in_range(code, 1, 127); /* it ended by itself */
+    assert_true(daemon_said(&run, "cannot listen at 127.0.0.1 port"));
+    snprintf(control, sizeof control, "%s/control", cli->store);
+    assert_int_not_equal(access(control, F_OK), 0);
+}
+
 /* --- ending */
 
 enum { CLIENTS = 4, TURNS_MOST = 100 };
@@ -387,6 +412,32 @@ static void a_client_that_stops_or_dies_leaves_the_session_whole(void **state) {
     cli_good(cli);
 }
 
+/* A full pipe that nobody reads holds the command: the daemon ends without it and says so. */
+static void a_command_that_does_not_end_is_left_behind(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    int output = -1, bytes = 0;
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    pid_t client = daemon_client(&output, "run", "w", "-p", "count for ever", "-n", "7000", NULL);
+    int room = fcntl(output, F_SETPIPE_SZ, 4096);
+    assert_int_equal(room, 4096);
+    /* Full is where the next piece does not fit: nothing comes any more for a second. */
+    for (int still = 0, before = 0; still < 20 || bytes < room / 2; before = bytes) {
+        /* tidy-allow: wait a pipe has no event for being full */
+        poll(NULL, 0, 50);
+        assert_int_equal(ioctl(output, FIONREAD, &bytes), 0);
+        still = bytes == before ? still + 1 : 0;
+    }
+    assert_int_equal(daemon_end(&run, SIGTERM), 3);
+    assert_true(daemon_said(&run, "session=w is not saved"));
+    assert_true(daemon_said(&run, "a command does not end"));
+    assert_false(daemon_said(&run, "every session is durable"));
+    close(output);
+    assert_int_not_equal(daemon_client_end(client), 0);
+    cli_call(cli, "fsck", "--read-data", NULL);
+    cli_good(cli);
+}
+
 /* --- the world underneath */
 
 /* The model is read at the start: what becomes of its file matters at the next one only. */
@@ -459,9 +510,11 @@ static void without_memory_for_sleepers_the_disk_serves(void **state) {
 
 TESTING_MAIN(DAEMON(every_command_is_the_same), DAEMON(what_a_daemon_cannot_do_is_refused),
              DAEMON(a_daemon_that_must_not_start_does_not),
+             DAEMON(a_port_that_is_taken_ends_the_start_in_order),
              DAEMON(ending_under_load_keeps_every_answered_turn),
              DAEMON(a_daemon_that_was_killed_goes_on_where_it_was),
              DAEMON(a_client_that_stops_or_dies_leaves_the_session_whole),
+             DAEMON(a_command_that_does_not_end_is_left_behind),
              DAEMON(a_model_that_is_replaced_matters_at_the_next_start),
              DAEMON(a_full_store_refuses_and_recovers),
              DAEMON(without_memory_for_sleepers_the_disk_serves))

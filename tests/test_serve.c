@@ -9,9 +9,11 @@
 
 #include "engine/model/template.h"
 #include "store/store_ram.h"
+#include "tests/support_faulty_io.h"
 #include "tests/support_serve.h"
 #include "tests/testing.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -470,6 +472,133 @@ static void a_full_store_is_named_and_takes_again(void **state) {
     serve_answer_release(serving->serve, &answer);
 }
 
+/* --- a disk that takes nothing for a while */
+
+static uint32_t awake(struct serving *serving) {
+    struct serve_picture picture;
+    assert_int_equal(serve_picture(serving->serve, &picture, &serving->diag), KV_OK);
+    uint32_t count = picture.session_count;
+    serve_picture_release(serving->serve, &picture);
+    return count;
+}
+
+static enum kv_err say(struct serving *serving, const char *first, const char *then,
+                       struct serve_answer *answer) {
+    struct serving_chat chat = {.texts = {first, then, "and then?"}, .count = then ? 3 : 1};
+    const struct serve_request request = serving_request(&chat, NULL, 8);
+    return serve_turn(serving->serve, &request, answer, &serving->diag);
+}
+
+static void an_answer_that_was_not_saved_is_had_again(void **state) {
+    static const struct faulty_io_plan full = {
+        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_WRITE, .at = 1, .error = ENOSPC, .lasting = 1};
+    struct serving *serving = *state;
+    struct faulty_io *faulty = faulty_io_make(io_best_door());
+    struct serve_answer first, answer;
+    serving->settings.door = faulty_io_door(faulty);
+    serving_open(serving);
+    assert_int_equal(say(serving, "tell me a story", NULL, &first), KV_OK);
+    assert_int_equal(awake(serving), 1);
+    faulty_io_arm(faulty, &full);
+    /* The session goes on and cannot be saved, and nobody says that others change it. */
+    for (int i = 0; i < 3; i++) {
+        enum kv_err err = say(serving, "tell me a story", first.text, &answer);
+        assert_true(err == KV_ERR_NO_SPACE || err == KV_ERR_IO);
+        assert_string_equal(answer.session, first.session);
+        serve_answer_release(serving->serve, &answer);
+    }
+    /* One that is new and has no name would never be found again. */
+    for (int i = 0; i < 3; i++) {
+        enum kv_err err = say(serving, "what is a kiln?", NULL, &answer);
+        assert_true(err == KV_ERR_NO_SPACE || err == KV_ERR_IO);
+        serve_answer_release(serving->serve, &answer);
+        assert_int_equal(awake(serving), 1);
+    }
+    assert_true(faulty_io_counts(faulty).hits > 0);
+    faulty_io_release(faulty);
+    assert_int_equal(say(serving, "tell me a story", first.text, &answer), KV_OK);
+    assert_true(answer.text[0] != 0);
+    serve_answer_release(serving->serve, &answer);
+    assert_int_equal(say(serving, "what is a kiln?", NULL, &answer), KV_OK);
+    serve_answer_release(serving->serve, &answer);
+    serve_answer_release(serving->serve, &first);
+    serving_close(serving);
+    faulty_io_drop(faulty);
+}
+
+/* --- the end, while idle sessions go to sleep */
+
+enum { UNSAVED = 6, ENDS = 10 };
+
+static void feed_unsaved(struct serving *serving, const char *name) {
+    const struct service_lookup lookup = {.create = 1};
+    const uint32_t ids[] = {5, 6, 7, 8, 9, 10, 11, 12};
+    struct engine_event events[64];
+    struct service_opened opened;
+    struct session_info info;
+    struct session *session = NULL;
+    uint32_t count = 0;
+    struct kv_diag *diag = &serving->diag;
+    struct service *service = serving->service;
+    assert_int_equal(service_session(service, name, &lookup, &session, &opened, diag), KV_OK);
+    assert_int_equal(session_feed(session, ids, 8, IMAGE_RAW, diag), KV_OK);
+    for (session_info(session, &info); info.n_kv < info.n; session_info(session, &info))
+        assert_int_equal(engine_step(service_engine(service), events, &count, diag), KV_OK);
+}
+
+static void stopping_saves_beside_sessions_that_go_to_sleep(void **state) {
+    struct serving *serving = *state;
+    const struct service_patience patience = {.deadline_ns = UINT64_MAX};
+    serving->settings.idle_ns = 1;
+    for (int end = 0; end < ENDS; end++) {
+        struct service_lease leases[UNSAVED];
+        serving_open(serving);
+        service_enter(serving->service);
+        for (int i = 0; i < UNSAVED; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "u%d-%d", end, i);
+            assert_int_equal(
+                service_lease(serving->service, name, &patience, &leases[i], &serving->diag),
+                KV_OK);
+            feed_unsaved(serving, name);
+        }
+        for (int i = 0; i < UNSAVED; i++)
+            service_lease_end(serving->service, &leases[i]);
+        service_tend(serving->service); /* the first goes to sleep: its save is under way */
+        service_leave(serving->service);
+        assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_OK);
+        for (int i = 0; i < UNSAVED; i++) {
+            struct snapshot_entry entry;
+            char name[16];
+            snprintf(name, sizeof name, "u%d-%d", end, i);
+            assert_int_equal(snapshot_find(service_store(serving->service), kv_alloc_system(), name,
+                                           &entry, &serving->diag),
+                             KV_OK);
+            assert_int_equal(entry.head.n, 8);
+        }
+        serving_close(serving);
+    }
+}
+
+/* What somebody holds is not saved behind their back, and the end says so. */
+static void stopping_names_what_is_still_at_work(void **state) {
+    struct serving *serving = *state;
+    const struct service_patience patience = {.deadline_ns = UINT64_MAX};
+    struct service_lease lease;
+    serving_open(serving);
+    service_enter(serving->service);
+    assert_int_equal(service_lease(serving->service, "held", &patience, &lease, &serving->diag),
+                     KV_OK);
+    feed_unsaved(serving, "held");
+    service_leave(serving->service);
+    assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_ERR_BUSY);
+    assert_non_null(strstr(serving->diag.text, "session held"));
+    service_enter(serving->service);
+    service_lease_end(serving->service, &lease);
+    service_leave(serving->service);
+    assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_OK);
+}
+
 /* --- the log */
 
 struct logged {
@@ -545,5 +674,7 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(deadline_and_a_client_that_left_end_an_answer),
              SERVING(stops_cut_and_pieces_add_up), SERVING(stopping_saves_what_was_acknowledged),
              SERVING(a_full_store_is_named_and_takes_again),
-             SERVING(text_is_logged_only_when_asked),
+             SERVING(an_answer_that_was_not_saved_is_had_again),
+             SERVING(stopping_saves_beside_sessions_that_go_to_sleep),
+             SERVING(stopping_names_what_is_still_at_work), SERVING(text_is_logged_only_when_asked),
              SERVING(a_wall_clock_that_jumps_changes_nothing))

@@ -7,6 +7,8 @@
  *
  * The first TERM or INT ends it: no new request is taken, answers under way may end within
  * stop-seconds, every session is made durable. A second one ends the answers at their next token.
+ * A command that does not end is left behind with its session, which stays as it was last saved:
+ * then the log names it, and the exit code is not 0.
  */
 #include "tools/cmd.h"
 #include "tools/control.h"
@@ -181,8 +183,16 @@ static void *watch_signals(void *context) {
     }
 }
 
-/* Returns what could not be made durable. A client that does not read its output may keep its
- * thread for ever: then the process ends around it, since all is saved. */
+/* A client that does not read its output may keep its thread for ever: then the process ends around
+ * it, and says that not all of it is saved. */
+static _Noreturn void leave_behind(enum kv_err err, const struct kv_diag *diag) {
+    if (err != KV_OK)
+        log_text("", diag->text);
+    log_line(NULL, "a command does not end; leaving without it");
+    _exit(cmd_exit_code(err != KV_OK ? err : KV_ERR_BUSY));
+}
+
+/* Returns what could not be made durable. */
 static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
     const uint64_t one = 1;
     struct second_signal second = {daemon->serve, daemon->cmd.signals, eventfd(0, EFD_CLOEXEC)};
@@ -197,10 +207,9 @@ static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
         pthread_join(thread, NULL);
     if (second.over >= 0)
         close(second.over);
-    if (alone)
-        return err;
-    log_line(NULL, "a command does not end; leaving without it");
-    _exit(cmd_exit_code(err));
+    if (!alone)
+        leave_behind(err, diag);
+    return err;
 }
 
 static void close_all(struct daemon *daemon) {
@@ -222,7 +231,8 @@ static void help(void) {
                 stdout);
     printf("\nSettings stand in COLDPLANE_HOME/config, too. The key for HTTP is in\n"
            "COLDPLANE_HOME/key and made at the first start; one key a line. TERM makes every\n"
-           "session durable and ends with 0.\n");
+           "session durable and ends with 0; with 3 when a command does not end within 5 s: its\n"
+           "session stays as it was last saved, and the log names it.\n");
 }
 
 static void show_json(const struct config *config) {
@@ -268,6 +278,9 @@ static enum kv_err run(struct daemon *daemon, struct kv_diag *diag) {
         log_line(NULL, "stopping");
         daemon_notify("STOPPING=1");
         err = end(daemon, diag);
+    } else if (daemon->control != NULL &&
+               !control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns)) {
+        leave_behind(err, diag);
     }
     close_all(daemon);
     return err;

@@ -7,6 +7,7 @@
 
 #include "tools/control_wire.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -291,6 +292,7 @@ int control_stop(struct control *control, uint64_t wait_ns) {
 void control_close(struct control *control) {
     if (control == NULL)
         return;
+    assert(control->stopping && control->count == 0); /* its threads use what goes now */
     if (control->listener >= 0) {
         struct sockaddr_un address;
         int folder = control_wire_address(control->settings.host->config->store, &address);

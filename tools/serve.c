@@ -247,26 +247,59 @@ void serve_hurry(struct serve *serve) {
     pthread_mutex_unlock(&serve->lock);
 }
 
-/* Every turn that was answered is saved already; what is left was fed by somebody who went away in
- * between, or failed to save before. What a command is still at work on is its own. */
-static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
+/* A save waits, and what is idle may go to sleep meanwhile: so it is leased, and found again. */
+static enum kv_err save_one(struct serve *serve, const char *name, struct kv_diag *diag) {
+    const struct service_patience none = {.deadline_ns = 0};
     struct service *service = serve->service;
+    struct session *session = session_find(service_engine(service), name);
+    struct service_lease lease;
+    struct receipt receipt;
+    enum kv_err err;
+    if (session == NULL || service_is_saved(session))
+        return KV_OK;
+    if (service_is_leased(service, name)) {
+        serve_inner_log(serve, "session=%s is not saved: a command is at work on it", name);
+        return kv_diag_set(
+            diag, KV_ERR_BUSY,
+            "a command is still at work on session %s: it stays as it was last saved", name);
+    }
+    err = service_lease(service, name, &none, &lease, diag);
+    if (err != KV_OK)
+        return err;
+    err = service_save(service, session, 0, &receipt, diag);
+    service_lease_end(service, &lease);
+    return err;
+}
+
+/* Every turn that was answered is saved already; what is left was fed by somebody who went away in
+ * between, or failed to save before. What a command is still at work on is its own. Nobody makes
+ * sessions any more but such a command. */
+static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
+    struct engine *engine = service_engine(serve->service);
+    char(*names)[IMAGE_NAME_BYTES_MAX + 1] = NULL;
     enum kv_err first = KV_OK;
-    service_enter(service);
-    snapshot_drain(service_snapshot(service));
-    struct session *session;
-    for (uint32_t i = 0; (session = session_at(service_engine(service), i)) != NULL; i++) {
-        struct kv_diag own = {""};
+    uint32_t count = 0;
+    service_enter(serve->service);
+    snapshot_drain(service_snapshot(serve->service));
+    service_settle(serve->service);
+    while (session_at(engine, count) != NULL)
+        count++;
+    names = kv_alloc_zeroed(&serve->alloc, (size_t)count + 1, sizeof *names);
+    if (names == NULL)
+        first = kv_diag_set(diag, KV_ERR_NOMEM, "no memory to save what is awake");
+    for (uint32_t i = 0; names != NULL && i < count; i++) {
         struct session_info info;
-        struct receipt receipt;
-        session_info(session, &info);
-        if (service_is_saved(session) || service_is_leased(service, info.name))
-            continue;
-        enum kv_err err = service_save(service, session, 0, &receipt, &own);
+        session_info(session_at(engine, i), &info);
+        memcpy(names[i], info.name, strlen(info.name) + 1);
+    }
+    for (uint32_t i = 0; names != NULL && i < count; i++) {
+        struct kv_diag own = {""};
+        enum kv_err err = save_one(serve, names[i], &own);
         if (err != KV_OK && first == KV_OK)
             first = kv_diag_set(diag, err, "%s", own.text);
     }
-    service_leave(service);
+    service_leave(serve->service);
+    kv_alloc_release(&serve->alloc, names);
     return first;
 }
 

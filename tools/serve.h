@@ -109,7 +109,8 @@ struct serve_answer {
  * BUSY the queue is full or the session is at work too long, NO_SLOTS too many are awake, INVALID,
  * LIMIT (context), NOT_FOUND (a named session of another owner), CANCELLED (nothing
  * happened yet, or the service ends); MISMATCH, CORRUPT, PROOF, VERSION: the stored session is
- * refused; IO, NO_SPACE (disk, store budget): not saved, the session stays; DEVICE, NOMEM. */
+ * refused; IO, NO_SPACE (disk, store budget): not saved, the session stays, unless it is new and
+ * nobody named it: nobody would find it; DEVICE, NOMEM. */
 enum kv_err serve_turn(struct serve *serve, const struct serve_request *request,
                        struct serve_answer *answer_out, struct kv_diag *diag);
 void serve_answer_release(struct serve *serve, struct serve_answer *answer);
@@ -170,7 +171,7 @@ int serve_is_ready(struct serve *serve);
 void serve_hurry(struct serve *serve);
 /* New requests are refused from now on and those under way end: at the next step, or when
  * `grace_ns` are over. Returns when all are gone and every session is durable. IO, NO_SPACE, LIMIT:
- * the first that could not be saved, named. */
+ * the first that could not be saved, named; BUSY: a command holds it, each of these is logged. */
 enum kv_err serve_stop(struct serve *serve, uint64_t grace_ns, struct kv_diag *diag);
 
 #endif

@@ -326,9 +326,22 @@ static enum kv_err try_place(struct turning *turning, struct kv_diag *diag) {
     return wake(turning, diag);
 }
 
+/* The store's budget is not the context's. */
+static enum kv_err save_session(struct turning *turning, struct kv_diag *diag) {
+    struct receipt receipt;
+    enum kv_err err = service_save(turning->service, turning->session, 0, &receipt, diag);
+    return err == KV_ERR_LIMIT ? KV_ERR_NO_SPACE : err;
+}
+
 static enum kv_err take_session(struct turning *turning, struct kv_diag *diag) {
     enum kv_err err = try_place(turning, diag);
     for (int i = 0; i < MOVES_MAX && has_moved(turning, err); i++) {
+        /* An answer that could not be saved is not in what was found: it stays so until it is. */
+        if (err == KV_OK && !service_is_saved(turning->session)) {
+            err = save_session(turning, diag);
+            if (err != KV_OK)
+                return err;
+        }
         turning->session = NULL;
         service_lease_end(turning->service, &turning->lease);
         (void)prefix_note(turning->serve->prefix, turning->place.from.name, NULL);
@@ -398,19 +411,19 @@ static void take_back(struct turning *turning) {
 }
 
 static enum kv_err save(struct turning *turning, struct kv_diag *diag) {
-    struct receipt receipt;
     struct session_info info;
     uint64_t begun = now(turning);
     session_info(turning->session, &info);
     /* Nothing was prefilled before it was stopped. */
     if (info.n_kv == 0)
         return kv_diag_set(diag, KV_ERR_CANCELLED, "stopped before anything was read");
-    enum kv_err err = service_save(turning->service, turning->session, 0, &receipt, diag);
+    enum kv_err err = save_session(turning, diag);
     turning->answer->save_ns = now(turning) - begun;
     turning->answer->receipt_id = service_receipt_id(turning->service);
-    turning->changed = 0;
-    /* The store's budget and not the context's. */
-    return err == KV_ERR_LIMIT ? KV_ERR_NO_SPACE : err;
+    /* One that is new and that nobody named is found by what is stored alone: it would only hold
+     * slots. */
+    turning->changed = err != KV_OK && turning->request->session == NULL && turning->place.create;
+    return err;
 }
 
 /* What is resident is then what is stored, or nothing. */
