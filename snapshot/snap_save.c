@@ -292,7 +292,7 @@ static int make_room(struct snapshot *snapshot, struct session *session,
                                           .need_bytes = need_of(snapshot, session),
                                           .is_busy = is_resident,
                                           .context = snapshot};
-    snapshot_writer_take(snapshot);
+    snap_spill_writer_take(snapshot);
     (void)snap_retain_make_room(&args, made, &changed, NULL);
     snapshot_writer_give(snapshot);
     return changed;
@@ -423,7 +423,7 @@ enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, 
     after.lineage = head.lineage;
     KV_TRY(snap_line_go_back(snapshot->store, blocks_kept(&info, n), &after, diag));
     KV_TRY(snap_line_fresh_id(snapshot->store, record_key_lineage, &after.lineage, diag));
-    snapshot_writer_take(snapshot);
+    snap_spill_writer_take(snapshot);
     err = snap_commit_branch(snapshot, &after, info.name, head.name, diag);
     snapshot_writer_give(snapshot);
     KV_TRY(err);

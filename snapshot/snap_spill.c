@@ -309,6 +309,17 @@ void snapshot_writer_give(struct snapshot *snapshot) {
     pthread_mutex_unlock(&snapshot->batches);
 }
 
+/* Whoever holds the writer never waits to be the scheduler thread: the one that is it would wait
+ * for the writer. So the wait and the taking are two things. */
+void snap_spill_writer_take(struct snapshot *snapshot) {
+    while (pthread_mutex_trylock(&snapshot->batches) != 0) {
+        engine_away(snapshot->engine);
+        snapshot_writer_take(snapshot);
+        snapshot_writer_give(snapshot);
+        engine_back(snapshot->engine);
+    }
+}
+
 static void *spill_main(void *context) {
     struct snapshot *snapshot = context;
     struct snap_item *items[SNAP_BATCH_BLOCKS_MAX];

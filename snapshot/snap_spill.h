@@ -83,6 +83,8 @@ enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
                             struct snapshot_ticket *ticket, struct kv_diag *diag);
 /* Scheduler: waits for the ticket's commit. */
 void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket);
+/* snapshot_writer_take for the scheduler thread: while another writes, others may be it. */
+void snap_spill_writer_take(struct snapshot *snapshot);
 /* Until the write budget allows something again. Any thread. */
 uint64_t snap_spill_budget_wait(struct snapshot *snapshot);
 /* Scheduler: hands what is done to the engine and to the sessions. */

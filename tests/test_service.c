@@ -12,11 +12,15 @@
 #include "engine/model/tokenizer.h"
 #include "tests/support_tiny_model.h"
 #include "tests/testing.h"
+#include "tools/cmd_host.h"
 #include "tools/turn.h"
 
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct fixture {
     char home[TESTING_PATH_BYTES];
@@ -526,6 +530,131 @@ static void a_session_kept_in_memory_wakes_without_the_disk(void **state) {
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
 
+/* --- commands in a daemon */
+
+struct hosted {
+    struct config config;
+    struct cmd_host host;
+    struct cmd cmd;
+    char changed[64];
+};
+
+static void on_hosted_change(void *context, const char *name) {
+    struct hosted *hosted = context;
+    snprintf(hosted->changed, sizeof hosted->changed, "%s", name);
+}
+
+static void hosted_begin(struct fixture *fixture, struct hosted *hosted, const char *name) {
+    struct service *service = NULL;
+    memset(hosted, 0, sizeof *hosted);
+    hosted->config.words[0] = "snapshot";
+    hosted->host = (struct cmd_host){fixture->service, &hosted->config, on_hosted_change, hosted};
+    hosted->cmd = (struct cmd){.config = &hosted->config,
+                               .host = &hosted->host,
+                               .alloc = kv_alloc_system(),
+                               .clock = kv_clock_system(),
+                               .session_name = name,
+                               .signals = -1};
+    assert_int_equal(cmd_host_open_service(&hosted->cmd, &service, &fixture->diag), KV_OK);
+    assert_int_equal(cmd_host_take_session(&hosted->cmd, &fixture->diag), KV_OK);
+}
+
+static void a_command_drops_only_what_it_did_itself(void **state) {
+    struct fixture *fixture = *state;
+    static struct hosted hosted;
+    struct engine *engine = service_engine(fixture->service);
+    feed_document(fixture, session_of(fixture, "a", 1, SERVICE_NEW), 300);
+    hosted_begin(fixture, &hosted, "a");
+    cmd_host_close(&hosted.cmd);
+    assert_non_null(session_find(engine, "a"));
+    /* Its own turn is complete and cannot be saved either. */
+    hosted_begin(fixture, &hosted, "a");
+    feed_document(fixture, session_find(engine, "a"), 400);
+    hosted.cmd.whole = 1;
+    cmd_host_close(&hosted.cmd);
+    assert_non_null(session_find(engine, "a"));
+    hosted_begin(fixture, &hosted, "a");
+    feed_document(fixture, session_find(engine, "a"), 500);
+    cmd_host_close(&hosted.cmd);
+    assert_null(session_find(engine, "a"));
+    hosted_begin(fixture, &hosted, "b");
+    feed_document(fixture, session_of(fixture, "b", 1, SERVICE_NEW), 300);
+    cmd_host_close(&hosted.cmd);
+    assert_null(session_find(engine, "b"));
+}
+
+static void what_a_command_makes_is_its_own_until_it_is_told(void **state) {
+    struct fixture *fixture = *state;
+    static struct hosted hosted;
+    const struct service_patience none = {0, NULL, NULL};
+    struct service_lease lease = {.name = ""};
+    hosted_begin(fixture, &hosted, "a");
+    assert_int_equal(cmd_make(&hosted.cmd, "a", &fixture->diag), KV_OK);
+    assert_int_equal(cmd_make(&hosted.cmd, "b", &fixture->diag), KV_OK);
+    assert_int_equal(service_lease(fixture->service, "b", &none, &lease, &fixture->diag),
+                     KV_ERR_BUSY);
+    cmd_made(&hosted.cmd, "b");
+    assert_string_equal(hosted.changed, "b");
+    assert_int_equal(service_lease(fixture->service, "b", &none, &lease, &fixture->diag), KV_OK);
+    service_lease_end(fixture->service, &lease);
+    cmd_host_close(&hosted.cmd);
+}
+
+struct branching {
+    struct service *service;
+    struct session *session;
+    uint64_t n;
+    sem_t entered;
+    enum kv_err err;
+    struct kv_diag diag;
+};
+
+static void *branch_main(void *context) {
+    struct branching *branching = context;
+    service_enter(branching->service);
+    sem_post(&branching->entered);
+    branching->err = snapshot_branch(service_snapshot(branching->service), branching->session,
+                                     branching->n, &branching->diag);
+    service_leave(branching->service);
+    return NULL;
+}
+
+/* While somebody else writes to the store, who waits to write keeps nobody from the engine. */
+static void waiting_for_the_writer_holds_nobody_up(void **state) {
+    enum { SECONDS_MAX = 60 };
+    struct fixture *fixture = *state;
+    struct branching branching = {.service = fixture->service};
+    const struct restore_options wake = {.as = "b"};
+    struct session_info info;
+    struct receipt receipt;
+    pthread_t thread;
+    say(fixture, session_of(fixture, "a", 1, SERVICE_NEW), "hello there", 8, NULL);
+    assert_int_equal(service_sleep(fixture->service,
+                                   session_find(service_engine(fixture->service), "a"), &receipt,
+                                   &fixture->diag),
+                     KV_OK);
+    assert_int_equal(
+        service_wake(fixture->service, "a", &wake, &branching.session, &receipt, &fixture->diag),
+        KV_OK);
+    session_info(branching.session, &info);
+    branching.n = info.n;
+    assert_int_equal(service_share(fixture->service, &fixture->diag), KV_OK);
+    sem_init(&branching.entered, 0, 0);
+    snapshot_writer_take(service_snapshot(fixture->service));
+    assert_int_equal(pthread_create(&thread, NULL, branch_main, &branching), 0);
+    sem_wait(&branching.entered);
+    alarm(SECONDS_MAX);
+    service_enter(fixture->service);
+    alarm(0);
+    service_leave(fixture->service);
+    snapshot_writer_give(service_snapshot(fixture->service));
+    pthread_join(thread, NULL);
+    service_unshare(fixture->service);
+    sem_destroy(&branching.entered);
+    if (branching.err != KV_OK)
+        fail_msg("branch: %s", branching.diag.text);
+}
+
 TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner),
              TEST(room_is_made_by_the_least_recently_used),
              TEST(too_much_room_is_refused_with_need_and_have),
@@ -535,4 +664,7 @@ TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner
              TEST(reading_only_wakes_but_never_writes),
              TEST(opening_survives_every_failed_allocation), TEST(an_eager_turn_is_told_of_twice),
              TEST(too_few_slots_are_enough_for_the_floor),
-             TEST(a_session_kept_in_memory_wakes_without_the_disk))
+             TEST(a_session_kept_in_memory_wakes_without_the_disk),
+             TEST(a_command_drops_only_what_it_did_itself),
+             TEST(what_a_command_makes_is_its_own_until_it_is_told),
+             TEST(waiting_for_the_writer_holds_nobody_up))

@@ -213,7 +213,7 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
     }
     struct watch watch;
     struct progress progress;
-    progress_begin(&progress, cmd->err, cmd->clock, "rebuilding the index", "segments");
+    cmd_progress(cmd, &progress, "rebuilding the index", "segments");
     options.progress = on_rebuild;
     options.progress_context = &progress;
     watch_begin(&watch, cmd->signals);
@@ -392,7 +392,7 @@ static enum kv_err recompute(struct cmd *cmd, struct service *service, struct se
     const struct recompute_args args = {cmd->session_name, on_reading, &reading};
     memset(opened_out, 0, sizeof *opened_out);
     opened_out->found = SERVICE_WOKEN;
-    progress_begin(&reading.progress, cmd->err, cmd->clock, "prefilling", "tokens");
+    cmd_progress(cmd, &reading.progress, "prefilling", "tokens");
     enum kv_err err = recompute_session(service, &args, session_out, &opened_out->receipt, diag);
     progress_end(&reading.progress);
     return err;
@@ -418,7 +418,7 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
         return err;
     if (may_recompute(cmd, service, create) && wants_prefill(cmd, service))
         return recompute(cmd, service, session_out, opened_out, diag);
-    progress_begin(&reading.progress, cmd->err, cmd->clock, "waking", "bytes");
+    cmd_progress(cmd, &reading.progress, "waking", "bytes");
     /* In a daemon only what was said with the command is not the daemon's own setting. */
     const struct service_wakes wakes = {cmd->config->eager, cmd->config->fit};
     int said = config_given(cmd->config, "restore") || config_given(cmd->config, "tiers");
@@ -432,6 +432,14 @@ enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int creat
     err = service_session(service, cmd->session_name, &lookup, session_out, opened_out, diag);
     progress_end(&reading.progress);
     return err;
+}
+
+void cmd_progress(const struct cmd *cmd, struct progress *progress, const char *what,
+                  const char *unit) {
+    progress_begin(progress, cmd->relay != NULL ? cmd->direct[1] : cmd->err, cmd->clock, what,
+                   unit);
+    if (progress->out != NULL)
+        progress->out = cmd->err;
 }
 
 int cmd_interrupted(void *context) {

@@ -23,6 +23,8 @@
 #include "tools/service.h"
 
 struct cJSON;
+struct progress;
+struct relay;
 
 /* Of the daemon, for the commands that it runs for others. */
 struct cmd_host {
@@ -40,12 +42,17 @@ struct cmd {
     const struct cmd_host *host; /* NULL: the command opens what it needs itself */
     const char *home;            /* with host: COLDPLANE_HOME of whoever asked */
     int inside, writes;          /* with host: is the scheduler thread; holds the writer */
+    int was_unsaved;             /* with host: the session was, with `was_n` tokens, at the lease */
+    uint64_t was_n;
+    int whole; /* the last turn is complete, only its save failed */
     struct service_lease leases[2];
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     const char *session_name;
     uint64_t snapshot;    /* of it, for cmd_open_session; 0: its head */
     FILE *in, *out, *err; /* of the caller: its standard streams, or those of a client */
+    struct relay *relay;  /* with host: behind `out` and `err`, whose writes then never wait */
+    FILE *direct[2];      /* with relay: the client's own, for who may wait for a person */
     int folder;           /* of the caller: where paths of arguments begin, or AT_FDCWD */
     struct cJSON *result; /* with --json: an object to fill in; else NULL */
     int signals;          /* after cmd_take_signals: a signalfd for INT, TERM and HUP; else -1. With
@@ -116,6 +123,13 @@ struct snap_retain_leave cmd_leave(struct cmd *cmd, struct service *service);
 /* Around waiting for a person: others may use the session, so look it up again by name. */
 void cmd_pause(struct cmd *cmd);
 enum kv_err cmd_resume(struct cmd *cmd, struct kv_diag *diag);
+/* With host, as the scheduler thread: nobody else uses `name`, under which something is made, until
+ * cmd_made. */
+enum kv_err cmd_make(struct cmd *cmd, const char *name, struct kv_diag *diag);
+void cmd_made(struct cmd *cmd, const char *name);
+/* progress_begin on the caller's standard error. */
+void cmd_progress(const struct cmd *cmd, struct progress *progress, const char *what,
+                  const char *unit);
 /* What cmd_open_store and cmd_open_service gave; NULL is allowed. */
 void cmd_close_store(struct cmd *cmd, struct store *store);
 void cmd_close_service(struct cmd *cmd, struct service *service);

@@ -124,7 +124,7 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
     const struct snap_care_collect_args collect = {
         .store = care.store, .alloc = cmd->alloc, .dry_run = options.dry_run};
     KV_TRY(snap_care_collect(&collect, &records, diag));
-    progress_begin(&care.progress, cmd->err, cmd->clock, "moving", "bytes");
+    cmd_progress(cmd, &care.progress, "moving", "bytes");
     err = store_gc(care.store, &options, &space, diag);
     progress_end(&care.progress);
     if (cmd->result != NULL)
@@ -276,7 +276,7 @@ static enum kv_err look(struct care *care, int repair, struct store_fsck_report 
     enum kv_err err = KV_OK;
     care->damage = care->notes = 0;
     KV_TRY(snap_care_owners_make(care->store, cmd->alloc, &care->owners, diag));
-    progress_begin(&care->progress, cmd->err, cmd->clock, "reading", "bytes");
+    cmd_progress(cmd, &care->progress, "reading", "bytes");
     err = store_fsck(&args, report, diag);
     progress_end(&care->progress);
     if (err != KV_OK)
@@ -301,7 +301,7 @@ static enum kv_err open_for_fsck(struct care *care, struct kv_diag *diag) {
     options.rebuild_index = cmd->config->rebuild_index;
     options.progress = on_progress;
     options.progress_context = care;
-    progress_begin(&care->progress, cmd->err, cmd->clock, "rebuilding the index", "segments");
+    cmd_progress(cmd, &care->progress, "rebuilding the index", "segments");
     enum kv_err err = store_open(&options, &care->store, &own);
     progress_end(&care->progress);
     if (err == KV_ERR_CORRUPT) {
@@ -480,7 +480,7 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(cmd_open_store(cmd, 0, &care.store, diag));
     KV_TRY(snap_care_owners_make(care.store, cmd->alloc, &care.owners, diag));
     args.store = care.store;
-    progress_begin(&care.progress, cmd->err, cmd->clock, "reading", "bytes");
+    cmd_progress(cmd, &care.progress, "reading", "bytes");
     err = store_scrub(&args, &report, diag);
     progress_end(&care.progress);
     if (err == KV_OK)

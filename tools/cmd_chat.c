@@ -75,8 +75,9 @@ static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
                                          .cancelled = on_cancelled,
                                          .prefilled = on_prefilled,
                                          .context = talk};
-    progress_begin(&talk->progress, talk->cmd->err, talk->cmd->clock, "reading", "tokens");
+    cmd_progress(talk->cmd, &talk->progress, "reading", "tokens");
     enum kv_err err = turn_run(talk->service, talk->session, &options, result, diag);
+    talk->cmd->whole = err != KV_OK && result->receipt.operation != 0;
     progress_end(&talk->progress);
     return err;
 }
@@ -337,10 +338,14 @@ static enum kv_err do_fork(struct talk *talk, const char *rest, struct kv_diag *
     const struct snap_tree_place place = {talk->cmd->session_name, NULL};
     if (rest == NULL)
         return kv_diag_set(diag, KV_ERR_INVALID, "/fork: its name? write /fork NAME");
+    enum kv_err err = cmd_make(talk->cmd, rest, diag);
+    if (err != KV_OK)
+        return err;
     snapshot_drain(service_snapshot(talk->service));
     cmd_write_begin(talk->cmd, talk->service);
-    enum kv_err err = snap_tree_fork(&tree, &place, rest, diag);
+    err = snap_tree_fork(&tree, &place, rest, diag);
     cmd_write_end(talk->cmd, talk->service);
+    cmd_made(talk->cmd, rest);
     if (err == KV_OK)
         fprintf(talk->cmd->err, "(forked as it was last saved)\n");
     return err;
@@ -483,18 +488,19 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
         talk.show = 0;
     }
     cmd_take_signals(cmd);
+    /* Setting up a terminal, and giving it back, may wait for who holds its output. */
+    KV_TRY(line_edit_open(cmd, &edit, diag));
     KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
     KV_TRY(open_talk(&talk, &opened, diag));
     talk.opened = opened;
     greet(&talk, &opened);
     warn_birth_flags(cmd, opened.found);
-    KV_TRY(line_edit_open(cmd, &edit, diag));
     line_edit_while_idle(edit, tend, &talk);
     err = chat_loop(&talk, edit, diag);
 done:
-    line_edit_close(edit);
     if (talk.service != NULL && service_note(talk.service)[0] != 0)
         fprintf(cmd->err, "coldplane: %s\n", service_note(talk.service));
     cmd_close_service(cmd, talk.service);
+    line_edit_close(edit);
     return err;
 }

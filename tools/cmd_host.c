@@ -9,6 +9,7 @@
 #include "tools/cmd_host.h"
 
 #include "snapshot/snap_tree.h"
+#include "tools/relay.h"
 
 #include <errno.h>
 #include <string.h>
@@ -58,13 +59,27 @@ static void leave(struct cmd *cmd) {
     service_leave(cmd->host->service);
 }
 
+/* A save that failed before this command came is not this command's to undo. */
+static void note_unsaved(struct cmd *cmd, const char *name) {
+    struct session *session = session_find(service_engine(cmd->host->service), name);
+    struct session_info info = {0};
+    if (session != NULL)
+        session_info(session, &info);
+    cmd->was_unsaved = session != NULL && !service_is_saved(session);
+    cmd->was_n = info.n;
+    cmd->whole = 0;
+}
+
 static enum kv_err take(struct cmd *cmd, const char *name, int index, struct kv_diag *diag) {
     const struct service_patience patience = {kv_clock_now_ns(cmd->clock) +
                                                   cmd->host->config->wait_seconds * second_ns,
                                               cmd_interrupted, cmd};
     if (cmd->leases[index].name[0] != 0)
         return KV_OK;
-    return service_lease(cmd->host->service, name, &patience, &cmd->leases[index], diag);
+    enum kv_err err = service_lease(cmd->host->service, name, &patience, &cmd->leases[index], diag);
+    if (err == KV_OK && index == 0)
+        note_unsaved(cmd, name);
+    return err;
 }
 
 /* Off the device, with everything it has in the store. */
@@ -147,14 +162,33 @@ void cmd_write_end(struct cmd *cmd, struct service *service) {
     enter(cmd);
 }
 
-/* A command that failed in the middle leaves what a program that ends would leave. */
+/* A command that failed in the middle leaves what a program that ends would leave; what was there
+ * unsaved before it and is whole stays. */
 static void drop_unsaved(struct cmd *cmd) {
     struct service *service = cmd->host->service;
+    struct session_info info;
     if (cmd->leases[0].name[0] == 0)
         return;
     struct session *session = session_find(service_engine(service), cmd->leases[0].name);
-    if (session != NULL && !service_is_saved(session))
+    if (session == NULL || service_is_saved(session))
+        return;
+    session_info(session, &info);
+    if (!cmd->was_unsaved || (info.n != cmd->was_n && !cmd->whole))
         service_drop(service, session);
+}
+
+enum kv_err cmd_make(struct cmd *cmd, const char *name, struct kv_diag *diag) {
+    /* Its own name is held already; whoever makes it says that it exists. */
+    if (cmd->host == NULL || strcmp(cmd->leases[0].name, name) == 0)
+        return KV_OK;
+    return take(cmd, name, 1, diag);
+}
+
+void cmd_made(struct cmd *cmd, const char *name) {
+    if (cmd->host == NULL || cmd->leases[1].name[0] == 0)
+        return;
+    cmd->host->changed(cmd->host->context, name);
+    service_lease_end(cmd->host->service, &cmd->leases[1]);
 }
 
 void cmd_host_close(struct cmd *cmd) {
@@ -180,6 +214,8 @@ void cmd_pause(struct cmd *cmd) {
     for (int i = 0; i < 2; i++)
         service_lease_end(cmd->host->service, &cmd->leases[i]);
     leave(cmd);
+    /* Nobody waits for this thread now, so it may wait for the person's terminal. */
+    (void)relay_settle(cmd->relay);
 }
 
 enum kv_err cmd_resume(struct cmd *cmd, struct kv_diag *diag) {

@@ -8,6 +8,7 @@
 #include "tools/cmd_host.h"
 #include "tools/control.h"
 #include "tools/json_text.h"
+#include "tools/relay.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -113,9 +114,12 @@ static void print_result(struct cmd *cmd, enum kv_err err, const struct kv_diag 
 /* What was printed must have arrived; a reader that went away is its own business. */
 static enum kv_err flush_output(struct cmd *cmd, enum kv_err err, struct kv_diag *diag) {
     errno = 0;
-    if ((fflush(cmd->out) == 0 && !ferror(cmd->out)) || errno == EPIPE || err != KV_OK)
+    int error = fflush(cmd->out) == 0 && !ferror(cmd->out) ? 0 : errno != 0 ? errno : EIO;
+    if (cmd->relay != NULL)
+        error = relay_settle(cmd->relay);
+    if (error == 0 || error == EPIPE || err != KV_OK)
         return err;
-    return kv_diag_errno(diag, KV_ERR_IO, errno, "standard output");
+    return kv_diag_errno(diag, KV_ERR_IO, error, "standard output");
 }
 
 int cmd_main(struct cmd *cmd, int argc, char **argv) {

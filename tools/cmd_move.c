@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ struct moving {
     const char *path; /* as the user named it */
     int file;
     int nameless; /* the file gets its name when it is complete */
+    int spooled;  /* the file is ours */
     struct progress progress;
 };
 
@@ -163,7 +165,7 @@ enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag) {
                                              .context = &moving,
                                              .progress = on_progress,
                                              .progress_context = &moving};
-    progress_begin(&moving.progress, cmd->err, cmd->clock, "exporting", "bytes");
+    cmd_progress(cmd, &moving.progress, "exporting", "bytes");
     err = restore_export(&args, &exported, diag);
     progress_end(&moving.progress);
     if (err == KV_OK)
@@ -217,6 +219,45 @@ static enum kv_err open_input(struct moving *moving, struct kv_diag *diag) {
                          "file %s cannot be read", moving->path);
 }
 
+/* In a daemon: what may never come is waited for here, before others have to wait for this
+ * command. The file has no name, on the disk where the session goes anyway. */
+static enum kv_err spool(struct moving *moving, struct kv_diag *diag) {
+    enum { SPOOL_BYTES = 1 << 16 };
+    char path[CONFIG_PATH_BYTES + 16];
+    struct stat there;
+    size_t got = SPOOL_BYTES;
+    if (moving->cmd->host == NULL || (fstat(moving->file, &there) == 0 && S_ISREG(there.st_mode)))
+        return KV_OK;
+    snprintf(path, sizeof path, "%s/import-XXXXXX", moving->cmd->host->config->store);
+    struct moving spooled = *moving;
+    spooled.file = mkostemp(path, O_CLOEXEC);
+    if (spooled.file < 0)
+        return kv_diag_errno(diag, errno == ENOSPC ? KV_ERR_NO_SPACE : KV_ERR_IO, errno,
+                             "file %s cannot be made", path);
+    (void)unlink(path);
+    char *bytes = kv_alloc_zeroed(moving->cmd->alloc, SPOOL_BYTES, 1);
+    enum kv_err err =
+        bytes != NULL ? KV_OK : kv_diag_set(diag, KV_ERR_NOMEM, "no memory to import");
+    while (err == KV_OK && got == SPOOL_BYTES) {
+        err = get_bytes(moving, bytes, SPOOL_BYTES, &got, diag);
+        if (err == KV_OK)
+            err = put_bytes(&spooled, bytes, got, diag);
+    }
+    kv_alloc_release(moving->cmd->alloc, bytes);
+    if (err == KV_OK && lseek(spooled.file, 0, SEEK_SET) != 0)
+        err = kv_diag_errno(diag, KV_ERR_IO, errno, "reading %s", moving->path);
+    if (err != KV_OK) {
+        kv_diag_prefix(diag, "import of %s", is_pipe(moving) ? "standard input" : moving->path);
+        close(spooled.file);
+        return err;
+    }
+    if (!is_pipe(moving))
+        close(moving->file);
+    moving->file = spooled.file;
+    moving->spooled = 1;
+    return KV_OK;
+}
+
 static void tell_imported(struct cmd *cmd, const struct snap_import_result *result) {
     char size[TEXT_SHORT_BYTES];
     if (cmd->result != NULL) {
@@ -264,7 +305,7 @@ static enum kv_err import_into(struct moving *moving, struct store *store,
         args.take.here = &model.identity;
         args.take.vocab_count = model.vocab_count;
     }
-    progress_begin(&moving->progress, cmd->err, cmd->clock, "importing", "bytes");
+    cmd_progress(cmd, &moving->progress, "importing", "bytes");
     enum kv_err err = snap_import(&args, &result, diag);
     progress_end(&moving->progress);
     if (err == KV_OK)
@@ -283,6 +324,7 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
         KV_TRY(session_check_name(cmd->config->as, diag));
     KV_TRY(open_input(&moving, diag));
     cmd_take_signals(cmd);
+    KV_TRY(spool(&moving, diag));
     if (cmd->config->any_model) {
         KV_TRY(cmd_open_store(cmd, 0, &store, diag));
         err = import_into(&moving, store, NULL, diag);
@@ -293,7 +335,7 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
         cmd_write_end(cmd, service);
     }
 done:
-    if (moving.file >= 0 && !is_pipe(&moving))
+    if (moving.file >= 0 && (moving.spooled || !is_pipe(&moving)))
         close(moving.file);
     cmd_close_service(cmd, service);
     cmd_close_store(cmd, store);

@@ -283,7 +283,7 @@ static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_
                            cmd->session_name));
     }
     cJSON *list = needle_list(cmd);
-    progress_begin(&progress, cmd->err, cmd->clock, "asking", "needles");
+    cmd_progress(cmd, &progress, "asking", "needles");
     for (uint32_t i = first; i < end && err == KV_OK; i++) {
         progress_update(&progress, i - first, end - first);
         err = check_one(session, i, list, &checked, diag);

@@ -183,8 +183,8 @@ static void *watch_signals(void *context) {
     }
 }
 
-/* A client that does not read its output may keep its thread for ever: then the process ends around
- * it, and says that not all of it is saved. */
+/* What a command waits for may never come, as with a pipe that nobody opens: then the process ends
+ * around it, and says that not all of it is saved. */
 static _Noreturn void leave_behind(enum kv_err err, const struct kv_diag *diag) {
     if (err != KV_OK)
         log_text("", diag->text);

@@ -6,6 +6,7 @@
 #include "tools/control.h"
 
 #include "tools/control_wire.h"
+#include "tools/relay.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -114,13 +115,16 @@ static int run_command(struct client *client) {
                       .signals = client->socket};
     int code = CMD_EXIT_DEVICE;
     cmd.in = fdopen(client->streams[0], "r");
-    cmd.out = fdopen(client->streams[1], "w");
-    cmd.err = fdopen(client->streams[2], "w");
-    if (cmd.in != NULL && cmd.out != NULL && cmd.err != NULL) {
-        setvbuf(cmd.err, NULL, _IOLBF, BUFSIZ);
+    cmd.direct[0] = fdopen(client->streams[1], "w");
+    cmd.direct[1] = fdopen(client->streams[2], "w");
+    cmd.relay = relay_open(settings->alloc, client->streams[1], client->streams[2], client->socket);
+    if (cmd.in != NULL && cmd.direct[0] != NULL && cmd.direct[1] != NULL && cmd.relay != NULL) {
+        cmd.out = relay_output(cmd.relay);
+        cmd.err = relay_error(cmd.relay);
         code = cmd_main(&cmd, (int)client->text_count - 1, client->argv + 1);
     }
-    FILE *streams[3] = {cmd.in, cmd.out, cmd.err};
+    relay_close(cmd.relay);
+    FILE *streams[3] = {cmd.in, cmd.direct[0], cmd.direct[1]};
     for (int i = 0; i < 3; i++) {
         if (streams[i] != NULL) {
             fclose(streams[i]);

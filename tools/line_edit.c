@@ -79,9 +79,11 @@ enum kv_err line_edit_open(struct cmd *cmd, struct line_edit **edit_out, struct 
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a line");
     edit->cmd = cmd;
     *edit_out = edit;
-    if (!isatty(fileno(cmd->in)) || !isatty(fileno(cmd->out)))
+    FILE *out = cmd->relay != NULL ? cmd->direct[0] : cmd->out;
+    FILE *err = cmd->relay != NULL ? cmd->direct[1] : cmd->err;
+    if (!isatty(fileno(cmd->in)) || !isatty(fileno(out)))
         return KV_OK;
-    edit->terminal = el_init("coldplane", cmd->in, cmd->out, cmd->err);
+    edit->terminal = el_init("coldplane", cmd->in, out, err);
     edit->history = history_init();
     if (edit->terminal == NULL || edit->history == NULL) {
         line_edit_close(edit);
