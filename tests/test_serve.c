@@ -12,6 +12,7 @@
 #include "tests/support_faulty_io.h"
 #include "tests/support_serve.h"
 #include "tests/testing.h"
+#include "tools/service_inner.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -335,6 +336,30 @@ static void deadline_and_a_client_that_left_end_an_answer(void **state) {
     assert_int_equal(ask_once(serving, "a", UINT64_MAX, &answer), KV_OK);
     assert_int_equal(answer.found, SERVE_DISK);
     serve_answer_release(serving->serve, &answer);
+}
+
+/* --- what one client learns of another */
+
+static void room_that_is_missing_names_nobody(void **state) {
+    struct serving *serving = *state;
+    struct serve_answer answer;
+    serving_open(serving);
+    snprintf(serving->service->note, sizeof serving->service->note, "session theirs: full");
+    service_enter(serving->service);
+    assert_int_equal(service_make_room(serving->service, 1000000, NULL, &serving->diag),
+                     KV_ERR_NO_SLOTS);
+    service_leave(serving->service);
+    assert_non_null(strstr(serving->diag.text, "1000000 slots are needed"));
+    assert_null(strstr(serving->diag.text, "theirs"));
+    /* Whoever sleeps takes the note along: what it told of is over. */
+    assert_string_not_equal(service_note(serving->service), "");
+    assert_int_equal(ask_once(serving, "mine", UINT64_MAX, &answer), KV_OK);
+    serve_answer_release(serving->serve, &answer);
+    service_enter(serving->service);
+    assert_int_equal(service_make_room(serving->service, 1000000, NULL, &serving->diag),
+                     KV_ERR_NO_SLOTS);
+    assert_string_equal(service_note(serving->service), "");
+    service_leave(serving->service);
 }
 
 /* --- stop texts, log-probabilities */
@@ -672,7 +697,8 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(sessions_sleep_and_wake_beside_others),
              SERVING(requests_for_one_session_stand_in_line), SERVING(queue_and_line_are_bounded),
              SERVING(deadline_and_a_client_that_left_end_an_answer),
-             SERVING(stops_cut_and_pieces_add_up), SERVING(stopping_saves_what_was_acknowledged),
+             SERVING(room_that_is_missing_names_nobody), SERVING(stops_cut_and_pieces_add_up),
+             SERVING(stopping_saves_what_was_acknowledged),
              SERVING(a_full_store_is_named_and_takes_again),
              SERVING(an_answer_that_was_not_saved_is_had_again),
              SERVING(stopping_saves_beside_sessions_that_go_to_sleep),

@@ -191,8 +191,10 @@ static int sleep_one(struct service *service, const struct session *except) {
             memcpy(service->note, diag.text, SERVICE_NOTE_BYTES - 1);
         }
         service_lease_end(service, &lease);
-        if (show_receipt(service, &receipt, err) == KV_OK)
+        if (show_receipt(service, &receipt, err) == KV_OK) {
+            service->note[0] = 0;
             return 1;
+        }
     }
     return 0;
 }
@@ -444,6 +446,8 @@ const char *service_note(const struct service *service) {
 
 enum kv_err service_make_room(struct service *service, uint32_t slots, struct session *except,
                               struct kv_diag *diag) {
+    /* It names another's session: with many clients it is for the log alone. */
+    const char *note = service->shared ? "" : service->note;
     for (;;) {
         struct engine_slots now;
         engine_slots(service->engine, &now);
@@ -456,8 +460,7 @@ enum kv_err service_make_room(struct service *service, uint32_t slots, struct se
                                "%" PRIu32 " slots are needed, %" PRIu32 " of %" PRIu32
                                " are free beside a reserve of %" PRIu32
                                "; give more with --slots-memory%s%s",
-                               slots, free, now.total, now.reserve,
-                               service->note[0] != 0 ? "; " : "", service->note);
+                               slots, free, now.total, now.reserve, note[0] != 0 ? "; " : "", note);
     }
 }
 
