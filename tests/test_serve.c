@@ -338,6 +338,31 @@ static void deadline_and_a_client_that_left_end_an_answer(void **state) {
     serve_answer_release(serving->serve, &answer);
 }
 
+static int refuse_second(void *context, const struct serve_piece *piece) {
+    int *calls = context;
+    (void)piece;
+    return ++*calls != 2;
+}
+
+/* Text that a stop could still need is held back then: it must not be offered afterwards. */
+static void a_piece_that_was_refused_is_the_last(void **state) {
+    struct serving *serving = *state;
+    struct serving_chat chat = {.texts = {"tell me a long story"}, .count = 1};
+    struct serve_request request = serving_request(&chat, "refused", 60);
+    static const char *const stops[] = {"a text of many letters that is never said"};
+    struct serve_answer answer;
+    int calls = 0;
+    request.piece = refuse_second;
+    request.context = &calls;
+    request.stops = stops;
+    request.stop_count = 1;
+    serving_open(serving);
+    assert_int_equal(serve_turn(serving->serve, &request, &answer, &serving->diag), KV_OK);
+    assert_int_equal(answer.finish, SERVE_CANCELLED);
+    assert_int_equal(calls, 2);
+    serve_answer_release(serving->serve, &answer);
+}
+
 /* --- what one client learns of another */
 
 static void room_that_is_missing_names_nobody(void **state) {
@@ -697,6 +722,7 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(sessions_sleep_and_wake_beside_others),
              SERVING(requests_for_one_session_stand_in_line), SERVING(queue_and_line_are_bounded),
              SERVING(deadline_and_a_client_that_left_end_an_answer),
+             SERVING(a_piece_that_was_refused_is_the_last),
              SERVING(room_that_is_missing_names_nobody), SERVING(stops_cut_and_pieces_add_up),
              SERVING(stopping_saves_what_was_acknowledged),
              SERVING(a_full_store_is_named_and_takes_again),

@@ -84,7 +84,7 @@ static int is_gone(void *context) {
 static int take_piece(void *context, const struct serve_piece *piece) {
     struct turn_state *state = context;
     const struct http_request *request = state->answer.request;
-    if (is_gone(state))
+    if (state->failed || is_gone(state))
         return 0;
     pthread_mutex_lock(&state->exchange->http->lock);
     state->exchange->http->tokens_made += piece->has_token != 0;

@@ -146,8 +146,10 @@ static void send_piece(struct serve_out *out, const uint32_t *token, int last) {
         piece.top = at + 1;
         piece.top_count = request->top_logprobs;
     }
-    if (request->piece != NULL && (piece.has_token || piece.text_bytes > 0) &&
-        !request->piece(request->context, &piece))
+    if (request->piece == NULL || out->refused || (!piece.has_token && piece.text_bytes == 0))
+        return;
+    out->refused = !request->piece(request->context, &piece);
+    if (out->refused)
         serve_out_stop(out, SERVE_CANCELLED);
 }
 

@@ -27,8 +27,8 @@ struct serve_out {
     atomic_uint noted; /* whole in `logprobs`: the engine thread writes while the turn's reads */
     uint32_t tokens_max;
     uint64_t token_count, first_ns;
-    int stopped, found_stop;
-    enum serve_finish finish; /* why it was stopped */
+    int stopped, found_stop, refused; /* refused: `piece` said 0 and is not asked again */
+    enum serve_finish finish;         /* why it was stopped */
     enum kv_err err;
 };
 
