@@ -160,6 +160,7 @@ void restore_keep(const struct restore_source *source, struct session *session) 
         err = KV_ERR_LIMIT;
     if (err == KV_OK)
         err = take_stage(&ram, &stage);
+    int begun = err == KV_OK;
     if (err == KV_OK)
         err = store_ram_bring(source->store, &small, NULL, NULL);
     if (err == KV_OK)
@@ -168,6 +169,8 @@ void restore_keep(const struct restore_source *source, struct session *session) 
         err = keep_pages(&ram, session);
     if (err == KV_OK)
         store_ram_touch(source->store, all.owner);
+    else if (begun) /* a part of it saves no wake a read and takes the place of others */
+        store_ram_forget(source->store, all.owner);
     store_unhold(source->store);
     transfer_host_put(source->engine, stage);
     close_list(&ram);
@@ -189,8 +192,8 @@ enum kv_err restore_prefetch(const struct restore_source *source, const char *na
                           "session %s is larger than the RAM tier: raise --ram-tier", name);
     /* Nothing here belongs to a session, so others may step meanwhile. */
     engine_away(source->engine);
-    if (err == KV_OK)
-        err = store_ram_bring(source->store, &all, stats_out, diag);
+    if (err == KV_OK && (err = store_ram_bring(source->store, &all, stats_out, diag)) != KV_OK)
+        store_ram_forget(source->store, all.owner);
     engine_back(source->engine);
     stats_out->read_bytes += ram.plan.read.read_bytes;
     store_unhold(source->store);

@@ -526,6 +526,10 @@ static void prefetch_brings_what_a_wake_reads(void **state) {
                      KV_ERR_CORRUPT);
     assert_int_equal(wake_once(&rig.life, "a").door_bytes, 0);
     free(bytes);
+    /* One that cannot be brought whole leaves no part of it behind. */
+    life_rig_reopen(&rig);
+    assert_int_not_equal(restore_prefetch(&rig.life.source, "a", &stats, &diag), KV_OK);
+    assert_int_equal(stats_of(rig.life.store).extents, 0);
     rig.options.ram_bytes = 300 << 10;
     life_rig_reopen(&rig);
     assert_int_equal(restore_prefetch(&rig.life.source, "a", &stats, &diag), KV_ERR_LIMIT);
