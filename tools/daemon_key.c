@@ -18,6 +18,17 @@
 
 enum { RANDOM_BYTES = 32, FILE_BYTES_MAX = DAEMON_KEYS_MAX * (DAEMON_KEY_BYTES_MAX + 1) };
 
+/* So that the name outlives a crash, as the bytes do. */
+static int sync_folder_of(const char *path) {
+    char folder[CONFIG_PATH_BYTES + 8];
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path + 1), path);
+    int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int good = file >= 0 && fsync(file) == 0;
+    if (file >= 0)
+        close(file);
+    return good;
+}
+
 /* Whole or not at all: it is written beside and renamed only where no key stands yet. */
 static enum kv_err make_file(const char *path, struct kv_diag *diag) {
     uint8_t random[RANDOM_BYTES];
@@ -35,7 +46,7 @@ static enum kv_err make_file(const char *path, struct kv_diag *diag) {
     int file = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     size_t length = 3 + 2 * RANDOM_BYTES + 1;
     if (file < 0 || write(file, text, length) != (ssize_t)length || fsync(file) != 0 ||
-        (link(beside, path) != 0 && errno != EEXIST))
+        (link(beside, path) != 0 && errno != EEXIST) || !sync_folder_of(path))
         error = errno;
     if (file >= 0)
         close(file);
