@@ -100,9 +100,17 @@ static const struct serve_picture picture = {
                   .name = "other owner",
                   .tokens = 900,
                   .stored_bytes = {[LAYOUT_KH] = 8192},
-                  .wall_ns = 4000000}},
-    .receipt_ids = {0x18dfa10c2b4e7a91, 0x18dfa10b11c05d33, 0x18dfa0f2a9be1c10, 0x18dfa0e0a9be1c10},
-    .receipt_count = 4};
+                  .wall_ns = 4000000},
+                 /* The other one's session of a name that was free again later. */
+                 {.operation = RECEIPT_SAVE,
+                  .name = "notes",
+                  .tokens = 100,
+                  .stored_bytes = {[LAYOUT_KH] = 8192},
+                  .wall_ns = 3000000}},
+    .receipt_ids = {0x18dfa10c2b4e7a91, 0x18dfa10b11c05d33, 0x18dfa0f2a9be1c10, 0x18dfa0e0a9be1c10,
+                    0x18dfa0d0a9be1c10},
+    .receipt_owners = {{1}, {1}, {1}, {2}, {2}},
+    .receipt_count = 5};
 
 const struct serve_picture *support_http_picture(void) {
     return &picture;

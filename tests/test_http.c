@@ -429,7 +429,7 @@ static void owners_stay_apart(void **state) {
     cJSON *root = body(world);
     assert_int_equal(cJSON_GetArraySize(member(root, "sessions")), 1);
     assert_string_equal(text_of(root, "sessions.0.name"), "other owner");
-    assert_int_equal(cJSON_GetArraySize(member(root, "receipts")), 1);
+    assert_int_equal(cJSON_GetArraySize(member(root, "receipts")), 2);
     cJSON_Delete(root);
     assert_int_equal(support_http_get(world, "/status"), 200);
     root = body(world);

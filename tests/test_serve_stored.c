@@ -67,6 +67,10 @@ static void who_sleeps_is_in_the_picture(void **state) {
     to_sleep(serving, "three");
     assert_int_equal(serve_picture(serving->serve, &after, NULL), KV_OK);
     assert_int_equal(after.session_count, 1);
+    assert_true(after.receipt_count >= 3);
+    for (uint32_t i = 0; i < after.receipt_count; i++)
+        assert_int_equal(after.receipt_owners[i][0],
+                         strcmp(after.receipts[i].name, "two") == 0 ? 2 : 1);
     assert_int_equal(serve_picture_stored(serving->serve, &after, 1, &serving->diag), KV_OK);
     assert_int_equal(after.session_count, 3);
     assert_int_equal(after.asleep_more, 0);

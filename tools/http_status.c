@@ -37,12 +37,13 @@ static int is_operator(const uint8_t owner[HTTP_OWNER_BYTES]) {
     return memcmp(owner, none, sizeof none) == 0;
 }
 
-static int is_visible(const struct serve_session *session, const uint8_t owner[HTTP_OWNER_BYTES]) {
+static int is_visible(const uint8_t whose[HTTP_OWNER_BYTES],
+                      const uint8_t owner[HTTP_OWNER_BYTES]) {
 #ifdef BREAK_STATUS_OWNER
-    (void)session, (void)owner;
+    (void)whose, (void)owner;
     return 1;
 #else
-    return is_operator(owner) || memcmp(owner, session->owner, sizeof session->owner) == 0;
+    return is_operator(owner) || memcmp(owner, whose, HTTP_OWNER_BYTES) == 0;
 #endif
 }
 
@@ -126,20 +127,12 @@ static void add_receipt(cJSON *to, const struct receipt *receipt, uint64_t id) {
         cJSON_Delete(item);
 }
 
-static int names_visible(const struct serve_picture *picture, const char *name,
-                         const uint8_t owner[HTTP_OWNER_BYTES]) {
-    for (uint32_t i = 0; i < picture->session_count; i++)
-        if (strcmp(picture->sessions[i].name, name) == 0)
-            return is_visible(&picture->sessions[i], owner);
-    return is_operator(owner);
-}
-
 static void add_lists(cJSON *root, const struct serve_picture *picture,
                       const uint8_t owner[HTTP_OWNER_BYTES]) {
     uint32_t counts[SESSION_STATE_COUNT] = {0};
     cJSON *sessions = cJSON_AddArrayToObject(root, "sessions");
     for (uint32_t i = 0; i < picture->session_count; i++) {
-        if (!is_visible(&picture->sessions[i], owner))
+        if (!is_visible(picture->sessions[i].owner, owner))
             continue;
         add_session(sessions, &picture->sessions[i]);
         counts[picture->sessions[i].state]++;
@@ -153,7 +146,7 @@ static void add_lists(cJSON *root, const struct serve_picture *picture,
                                 counts[state]);
     cJSON *receipts = cJSON_AddArrayToObject(root, "receipts");
     for (uint32_t i = 0; i < picture->receipt_count; i++)
-        if (names_visible(picture, picture->receipts[i].name, owner))
+        if (is_visible(picture->receipt_owners[i], owner))
             add_receipt(receipts, &picture->receipts[i], picture->receipt_ids[i]);
 }
 

@@ -52,11 +52,15 @@ static uint64_t on_receipt(void *context, const struct receipt *receipt) {
     struct serve *serve = context;
     uint64_t id =
         serve->settings.keep != NULL ? receipt_keep_add(serve->settings.keep, receipt) : 0;
+    uint8_t owner[SERVE_OWNER_BYTES];
+    if (snapshot_owner(service_store(serve->service), receipt->name, owner, NULL) != KV_OK)
+        memset(owner, 0xff, sizeof owner);
     pthread_mutex_lock(&serve->lock);
     count_receipt(&serve->totals, receipt);
     size_t at = serve->receipt_next++ % SERVE_RECEIPTS;
     serve->receipts[at] = *receipt;
     serve->receipt_ids[at] = id;
+    memcpy(serve->receipt_owners[at], owner, sizeof owner);
     pthread_mutex_unlock(&serve->lock);
     note_save(serve, receipt);
     serve_inner_log(serve, "%s session=%s tokens=%llu ms=%llu receipt=%016llx%s%s",
@@ -187,6 +191,7 @@ static void picture_receipts(struct serve *serve, struct serve_picture *picture)
         size_t at = (have - 1 - i) % SERVE_RECEIPTS;
         picture->receipts[i] = serve->receipts[at];
         picture->receipt_ids[i] = serve->receipt_ids[at];
+        memcpy(picture->receipt_owners[i], serve->receipt_owners[at], SERVE_OWNER_BYTES);
     }
 }
 

@@ -149,6 +149,8 @@ struct serve_picture {
     struct serve_totals totals;
     struct receipt receipts[SERVE_RECEIPTS]; /* the newest first */
     uint64_t receipt_ids[SERVE_RECEIPTS];
+    /* Whose session it was then: its name may be another's by now. All 0xff: nobody knows. */
+    uint8_t receipt_owners[SERVE_RECEIPTS][SERVE_OWNER_BYTES];
     uint32_t receipt_count;
     int stopping;
     char note[512]; /* what could not be reported otherwise */

@@ -30,6 +30,7 @@ struct serve {
     struct serve_totals totals;
     struct receipt receipts[SERVE_RECEIPTS]; /* a ring */
     uint64_t receipt_ids[SERVE_RECEIPTS];
+    uint8_t receipt_owners[SERVE_RECEIPTS][SERVE_OWNER_BYTES];
     uint64_t receipt_next;
 };
 
