@@ -219,6 +219,8 @@ static void flags_of_other_commands_are_refused(void **state) {
     assert_non_null(strstr(fixture->diag.text, "--temperature means nothing to `ls`"));
     assert_int_equal(config_check_flags(&fixture->config, CONFIG_CREATE, "run", &fixture->diag),
                      KV_OK);
+    assert_refused(fixture, "--requests 257", "from 1 to 256");
+    assert_int_equal(load(fixture, "--requests 256"), KV_OK);
 }
 
 static void file_mistakes_name_the_line(void **state) {

@@ -230,6 +230,13 @@ static void a_daemon_that_must_not_start_does_not(void **state) {
     assert_true(daemon_said(&run, "--no-key"));
     assert_false(daemon_start(cli, &run, &code, "--listen", "localhost:80", NULL));
     assert_int_equal(code, 1);
+    /* What HTTP has no use for is refused and not passed over. */
+    assert_false(daemon_start(cli, &run, &code, "--system", "be kind", NULL));
+    assert_int_equal(code, 1);
+    assert_true(daemon_said(&run, "--system"));
+    assert_false(daemon_start(cli, &run, &code, "--wake", "recompute", NULL));
+    assert_int_equal(code, 1);
+    assert_true(daemon_said(&run, "--wake"));
     assert_int_not_equal(stat(key, &info), 0);
     assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
     assert_int_equal(stat(key, &info), 0);

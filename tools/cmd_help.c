@@ -27,7 +27,10 @@ static const struct cmd_entry entries[] = {
      "  coldplane chat --session travel\n"
      "  coldplane chat --session travel --system 'You answer in one sentence.'\n"
      "  echo 'What is a slot?' | coldplane chat --session notes\n",
-     0, 0, CONFIG_SESSION | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_TURN | CONFIG_WRITE, cmd_chat},
+     0, 0,
+     CONFIG_SESSION | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_TURN | CONFIG_SYSTEM | CONFIG_WAKING |
+         CONFIG_WRITE,
+     cmd_chat},
     {"run", "NAME --prompt TEXT", "one turn: say TEXT, print the answer, save",
      "Wakes or makes session NAME, says TEXT, prints the answer and saves the turn.\n"
      "With --json: the text, token counts, and the receipts of the wake and of the save.\n"
@@ -35,7 +38,10 @@ static const struct cmd_entry entries[] = {
      "those flags matter only when NAME is new.",
      "  coldplane run travel --prompt 'What should I pack for Oslo in May?'\n"
      "  coldplane run notes --prompt - <letter.txt --json\n",
-     1, 1, CONFIG_PROMPT | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_TURN | CONFIG_WRITE, cmd_run},
+     1, 1,
+     CONFIG_PROMPT | CONFIG_ENGINE | CONFIG_CREATE | CONFIG_TURN | CONFIG_SYSTEM | CONFIG_WAKING |
+         CONFIG_WRITE,
+     cmd_run},
     {"ls", "", "list the sessions of the store", "Reads beside a running writer; needs no model.",
      "  coldplane ls\n  coldplane ls --json\n", 0, 0, 0, cmd_ls},
     {"show", "NAME", "what is stored of a session",
@@ -57,7 +63,7 @@ static const struct cmd_entry entries[] = {
      "receipt, but refuses nothing: the session that never slept may have stopped answering too.\n"
      "Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
      "  coldplane restore travel\n  coldplane restore travel@oslo --json\n", 1, 1,
-     CONFIG_ENGINE | CONFIG_WRITE, cmd_restore},
+     CONFIG_ENGINE | CONFIG_WAKING | CONFIG_WRITE, cmd_restore},
     {"fork", "NAME[@TAG] NEW", "a second session from here on",
      "NEW has the text, memory and needles of NAME (or of its snapshot TAG) and shares what is\n"
      "stored; each goes on alone, and each may be removed. Needs no model.",

@@ -25,8 +25,8 @@ enum kv_err cmd_host_check(const struct cmd *cmd, const struct cmd_entry *entry,
                            struct kv_diag *diag) {
     const struct config *config = cmd->config;
     const char *what = NULL;
-    const char *flag =
-        config_differs(config, cmd->host->config, (CONFIG_ENGINE | CONFIG_WRITE) & ~CONFIG_TOKENS);
+    const char *flag = config_differs(
+        config, cmd->host->config, (CONFIG_ENGINE | CONFIG_WAKING | CONFIG_WRITE) & ~CONFIG_TOKENS);
     if (strcmp(entry->name, "bench") == 0)
         what = "bench";
     else if (config->purge)

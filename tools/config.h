@@ -22,13 +22,14 @@
 struct cJSON;
 
 enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORDS_MAX = 8, CONFIG_FILE_BYTES_MAX = 65536 };
+enum { CONFIG_REQUESTS_MAX = 256 }; /* as many as there are connections */
 
 /* Which flags a command takes. */
 enum config_group {
     CONFIG_COMMON = 1 << 0,  /* json, help, show-config, store */
     CONFIG_ENGINE = 1 << 1,  /* model, device, threads, simd, slots-memory, … */
     CONFIG_CREATE = 1 << 2,  /* recipe, ages, temperature, …: what a new session is made with */
-    CONFIG_TURN = 1 << 3,    /* system, max-tokens */
+    CONFIG_TURN = 1 << 3,    /* max-tokens */
     CONFIG_PROMPT = 1 << 4,  /* prompt */
     CONFIG_SESSION = 1 << 5, /* session */
     CONFIG_NEEDLE = 1 << 6,  /* key, value, ask, expect, answer-prefix */
@@ -44,7 +45,9 @@ enum config_group {
     CONFIG_REMOVE = 1 << 16, /* purge */
     CONFIG_BACK = 1 << 17,   /* to */
     CONFIG_TOP = 1 << 18,    /* once */
-    CONFIG_SERVE = 1 << 19   /* listen, no-key, …: of coldplaned */
+    CONFIG_SERVE = 1 << 19,  /* listen, no-key, …: of coldplaned */
+    CONFIG_SYSTEM = 1 << 20, /* system */
+    CONFIG_WAKING = 1 << 21  /* wake */
 };
 
 /* How a stored session comes back for a turn. */

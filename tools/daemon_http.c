@@ -13,6 +13,8 @@
 
 enum { HOSTS_MAX = 32, NAME_BYTES = 256, LINE_BYTES = 1024 };
 
+_Static_assert((int)CONFIG_REQUESTS_MAX <= (int)HTTP_CONNECTIONS_MAX, "a request has a connection");
+
 struct daemon_http {
     struct daemon_http_settings settings;
     struct http *http;
