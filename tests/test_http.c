@@ -171,6 +171,26 @@ static void log_probabilities_have_both_forms(void **state) {
     cJSON_Delete(root);
 }
 
+/* A whole answer's lie in memory until it ends: so many are not begun. */
+static void too_many_log_probabilities_are_refused(void **state) {
+    struct http_world *world = *state;
+    support_http_post(world, CHAT,
+                      SAY("say a b") ",\"logprobs\":true,\"top_logprobs\":15,"
+                                     "\"max_tokens\":2049}");
+    assert_error(world, 400, "invalid_value", "top_logprobs");
+    support_http_post(world, "/v1/completions",
+                      "{\"prompt\":\"say a\",\"logprobs\":1,\"max_tokens\":16385}");
+    assert_error(world, 400, "invalid_value", "logprobs");
+    assert_int_equal(support_http_post(world, CHAT,
+                                       SAY("say a b") ",\"logprobs\":true,\"top_logprobs\":15,"
+                                                      "\"max_tokens\":2048}"),
+                     200);
+    assert_int_equal(support_http_post(world, CHAT,
+                                       SAY("say a b") ",\"logprobs\":true,\"top_logprobs\":15,"
+                                                      "\"stream\":true,\"max_tokens\":2049}"),
+                     200);
+}
+
 static void a_limit_is_told(void **state) {
     struct http_world *world = *state;
     assert_int_equal(support_http_post(world, CHAT, SAY("count 9") ",\"max_tokens\":4}"), 200);
@@ -566,7 +586,8 @@ static void addresses_are_checked(void **state) {
 
 TESTING_MAIN(SERVED(a_chat_is_answered), SERVED(what_is_not_said_has_its_usual_value),
              SERVED(a_header_names_a_session), SERVED(log_probabilities_have_both_forms),
-             SERVED(a_limit_is_told), SERVED(a_chat_is_streamed), SERVED(a_completion_is_streamed),
+             SERVED(too_many_log_probabilities_are_refused), SERVED(a_limit_is_told),
+             SERVED(a_chat_is_streamed), SERVED(a_completion_is_streamed),
              SERVED(characters_stay_whole), SERVED(an_error_in_a_stream_is_told),
              SERVED(errors_of_turns_have_their_statuses), SERVED(headers_alone_refuse),
              SERVED(a_refusal_keeps_the_connection), SERVED(a_body_has_a_limit),

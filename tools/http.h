@@ -26,6 +26,7 @@ enum {
     HTTP_BODY_BYTES_MAX = 64 << 20,    /* of one request */
     HTTP_BODIES_BYTES_MAX = 256 << 20, /* of all that are received or at work */
     HTTP_CONNECTIONS_MAX = 256,
+    HTTP_LOGPROBS_MAX = 32768, /* of an answer that is no stream: a token has 1 + top_logprobs */
     HTTP_CONNECTION_BYTES = 32 << 10, /* request line and headers */
     HTTP_STREAM_BYTES_MAX = 256 << 10
 };

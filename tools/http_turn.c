@@ -111,11 +111,18 @@ static uint64_t seed_of(const struct http_exchange *exchange) {
     return mixed ^ mixed >> 31;
 }
 
+static uint32_t tokens_max_of(const struct http_exchange *exchange,
+                              const struct http_request *request) {
+    const uint32_t completion_usual = 16; /* as OpenAI's */
+    if (request->tokens_max > 0)
+        return request->tokens_max;
+    return request->form == HTTP_CHAT ? exchange->http->options.tokens_max : completion_usual;
+}
+
 static void fill(const struct turn_state *state, struct serve_request *out) {
     struct http_exchange *exchange = state->exchange;
     const struct http_options *options = &exchange->http->options;
     const struct http_request *request = state->answer.request;
-    const uint32_t completion_usual = 16; /* as OpenAI's */
     *out =
         (struct serve_request){.request_id = exchange->id,
                                .session = request->session != NULL    ? request->session
@@ -125,9 +132,7 @@ static void fill(const struct turn_state *state, struct serve_request *out) {
                                .message_count = request->message_count,
                                .prompt = request->prompt,
                                .prompt_bytes = request->prompt_bytes,
-                               .tokens_max = request->tokens_max > 0      ? request->tokens_max
-                                             : request->form == HTTP_CHAT ? options->tokens_max
-                                                                          : completion_usual,
+                               .tokens_max = tokens_max_of(exchange, request),
                                .sampler = options->sampler,
                                .stops = request->stops,
                                .stop_count = request->stop_count,
@@ -211,6 +216,7 @@ static void drop_body(struct http_exchange *exchange, int texts_stay) {
 static int check_request(const struct http_exchange *exchange, const struct http_request *request,
                          struct http_error *error) {
     const char *model = exchange->http->options.model;
+    const uint32_t tokens_max = tokens_max_of(exchange, request), each = 1 + request->top_logprobs;
     if (request->model != NULL && strcmp(request->model, model) != 0 &&
         strcmp(request->model, "default") != 0) {
         http_error_set(error, 404, "model_not_found",
@@ -222,6 +228,15 @@ static int check_request(const struct http_exchange *exchange, const struct http
         http_error_set(error, 400, "invalid_value",
                        "'session' and the header X-Coldplane-Session name two sessions");
         snprintf(error->param, sizeof error->param, "session");
+    } else if (request->logprobs && !request->stream && tokens_max > HTTP_LOGPROBS_MAX / each) {
+        /* They stay in memory until the answer is whole. */
+        http_error_set(error, 400, "invalid_value",
+                       "log-probabilities of %" PRIu32 " tokens with %" PRIu32
+                       " each are more than "
+                       "the %d of one answer; ask for fewer tokens, or for a stream",
+                       tokens_max, each, HTTP_LOGPROBS_MAX);
+        snprintf(error->param, sizeof error->param, "%s",
+                 request->form == HTTP_CHAT ? "top_logprobs" : "logprobs");
     }
     return error->status == 0;
 }
