@@ -193,7 +193,7 @@ static void add_counts(cJSON *to, const struct crowd_counts *counts) {
                    {"foreign", counts->foreign},
                    {"woken_from_disk", counts->found[CROWD_DISK]},
                    {"woken_from_ram", counts->found[CROWD_RAM]},
-                   {"awake", counts->found[CROWD_DEVICE]},
+                   {"found_awake", counts->found[CROWD_DEVICE]},
                    {"new", counts->found[CROWD_NEW]},
                    {"tokens_prompt", counts->tokens_prompt},
                    {"tokens_reused", counts->tokens_reused},
