@@ -17,7 +17,14 @@
 /* Deletions per batch. */
 enum { BATCH_OPS = 4096, CHAIN_MAX = 1 << 20 };
 
+/* Blocks of a lineage that a resident session has or was cut from. */
+struct held {
+    uint64_t lineage, blocks;
+};
+
 struct collecting {
+    struct held *held;
+    size_t held_count, held_capacity;
     const struct snap_care_collect_args *args;
     const struct snap_map *map;
     struct snap_care_report *report;
@@ -35,11 +42,59 @@ static void on_broken(void *context, const char *name, const struct record_key *
 }
 
 /* Invariant 8: what a resident session has written through counts as live. */
-static int is_open(const struct snapshot *open, uint8_t kind, uint64_t id) {
+static int is_held(const struct collecting *collecting, uint8_t kind, uint64_t id, uint32_t block) {
 #ifdef BREAK_OPEN_LINEAGE
     return 0;
 #endif
-    return open != NULL && (kind == 'b' || kind == 'l') && snap_line_is_open(&open->lines, id);
+    for (size_t i = 0; i < collecting->held_count; i++)
+        if (collecting->held[i].lineage == id &&
+            (kind == 'l' || (kind == 'b' && block < collecting->held[i].blocks)))
+            return 1;
+    return 0;
+}
+
+static enum kv_err hold(struct collecting *collecting, uint64_t lineage, uint64_t blocks) {
+    void *held = collecting->held;
+    if (!kv_alloc_grow(collecting->args->alloc, &held, &collecting->held_capacity,
+                       collecting->held_count + 1, sizeof *collecting->held))
+        return kv_diag_set(collecting->diag, KV_ERR_NOMEM, "no memory for the sessions at work");
+    collecting->held = held;
+    collecting->held[collecting->held_count++] = (struct held){lineage, blocks};
+    return KV_OK;
+}
+
+struct opening {
+    struct collecting *collecting;
+    enum kv_err err;
+};
+
+/* A lineage and those that it was cut from: a branch not saved yet has no snapshot to say so. */
+static int on_open(void *context, uint64_t lineage, uint64_t parent, uint64_t cut) {
+    struct opening *opening = context;
+    struct collecting *collecting = opening->collecting;
+    uint64_t blocks = UINT64_MAX;
+    do {
+        struct record_lineage record = {.parent = parent, .cut = cut};
+        struct record_key key = record_key_lineage(lineage);
+        struct store *store = collecting->args->store;
+        int exists = 0;
+        opening->err = hold(collecting, lineage, blocks);
+        if (opening->err == KV_OK)
+            opening->err = store_exists(store, key.bytes, key.size, &exists, collecting->diag);
+        /* One without a record yet is known by its line alone. */
+        if (opening->err == KV_OK && exists)
+            opening->err = snap_path_get(store, lineage, &record, collecting->diag);
+#ifdef BREAK_OPEN_KIN
+        record.parent = 0;
+#endif
+        /* Cuts fall on the way down, so that a circle ends. */
+        if (opening->err != KV_OK || record.parent == 0 || record.cut >= blocks)
+            break;
+        lineage = record.parent;
+        blocks = record.cut;
+        parent = cut = 0;
+    } while (blocks > 0);
+    return opening->err == KV_OK;
 }
 
 /* 1 when a stored session uses the record. */
@@ -94,7 +149,7 @@ static enum kv_err collect_kind(struct collecting *collecting, const char *prefi
         else if (err != KV_ERR_CORRUPT)
             return err;
         if (!snap_map_key(walk.after, walk.after_bytes, &kind, &id, &block) ||
-            is_used(collecting->map, kind, id, block) || is_open(collecting->args->open, kind, id))
+            is_used(collecting->map, kind, id, block) || is_held(collecting, kind, id, block))
             continue;
         count_dead(collecting->report, kind);
         err = drop(collecting, &walk);
@@ -119,6 +174,16 @@ enum kv_err snap_care_collect(const struct snap_care_collect_args *args,
     if (report_out->trouble[0] != 0)
         goto done;
 #endif
+    if (args->open != NULL) {
+        struct opening opening = {&collecting, KV_OK};
+        snap_line_each_open(&args->open->lines, on_open, &opening);
+        if (opening.err == KV_ERR_CORRUPT || opening.err == KV_ERR_VERSION) {
+            snprintf(report_out->trouble, sizeof report_out->trouble, "a session at work: %s",
+                     diag != NULL ? diag->text : "its lineage cannot be read");
+            goto done;
+        }
+        KV_TRY(opening.err);
+    }
     KV_TRY(collect_kind(&collecting, "s"));
     KV_TRY(collect_kind(&collecting, "p"));
     KV_TRY(collect_kind(&collecting, "b"));
@@ -127,6 +192,7 @@ enum kv_err snap_care_collect(const struct snap_care_collect_args *args,
 done:
     if (collecting.batch != NULL)
         store_batch_abandon(collecting.batch);
+    kv_alloc_release(args->alloc, collecting.held);
     snap_map_release(&map);
     return err;
 }

@@ -4,8 +4,9 @@
  * counts agree (fsck), which sessions a record belongs to (scrub).
  * Not responsible for: extents and segments (store/), reading images (restore/).
  *
- * Threads: the one that has the store, with nothing queued. Blocks that a resident session has
- * written beyond its snapshots look unused: whoever has such sessions says so (`open`).
+ * Threads: the one that has the store, with nothing queued or with the writer taken
+ * (snapshot_writer_take). Blocks that a resident session has written beyond its snapshots look
+ * unused: whoever has such sessions says so (`open`).
  * Units: records.
  */
 #ifndef SNAPSHOT_SNAP_CARE_H
@@ -25,8 +26,8 @@ struct snap_care_report {
 struct snap_care_collect_args {
     struct store *store;
     const struct kv_alloc *alloc;
-    const struct snapshot *open; /* writes for resident sessions: their lineages stay; NULL: none */
-    int dry_run;                 /* only counts */
+    struct snapshot *open; /* writes for resident sessions: their lineages stay; NULL: none */
+    int dry_run;           /* only counts */
 };
 /* Deletes records that no session uses. When a session cannot be followed to its end nothing is
  * deleted: what it uses is not known. IO, NO_SPACE, NOMEM, INVALID. */

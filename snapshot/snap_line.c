@@ -88,8 +88,12 @@ static struct snap_line *find(const struct snap_lines *lines, uint64_t lineage) 
     return line;
 }
 
-int snap_line_is_open(const struct snap_lines *lines, uint64_t lineage) {
-    return find(lines, lineage) != NULL;
+void snap_line_each_open(struct snap_lines *lines, snap_line_each each, void *context) {
+    pthread_mutex_lock(&lines->changing);
+    for (const struct snap_line *line = lines->first; line != NULL; line = line->next)
+        if (!each(context, line->lineage, line->parent, line->cut))
+            break;
+    pthread_mutex_unlock(&lines->changing);
 }
 
 /* A session that was woken has no line before it writes; until then, as after that, a line that is
@@ -114,16 +118,28 @@ void snap_line_release(struct snap_lines *lines, struct snap_line *line) {
 void snap_line_forget(struct snap_lines *lines, struct snap_line *line) {
     for (struct snap_line **at = &lines->first; *at != NULL; at = &(*at)->next) {
         if (*at == line) {
+            pthread_mutex_lock(&lines->changing);
             *at = line->next;
+            pthread_mutex_unlock(&lines->changing);
             snap_line_release(lines, line);
             return;
         }
     }
 }
 
-void snap_line_forget_all(struct snap_lines *lines) {
+void snap_lines_init(struct snap_lines *lines, const struct kv_alloc *alloc, struct store *store,
+                     struct engine *engine) {
+    lines->alloc = alloc;
+    lines->store = store;
+    lines->engine = engine;
+    lines->first = NULL;
+    pthread_mutex_init(&lines->changing, NULL);
+}
+
+void snap_lines_end(struct snap_lines *lines) {
     while (lines->first != NULL)
         snap_line_forget(lines, lines->first);
+    pthread_mutex_destroy(&lines->changing);
 }
 
 /* Sessions leave the device in many ways; their lines go when the next one comes. */
@@ -174,8 +190,10 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
     fresh->trim = durable->trim_pending && !is_new;
     fresh->head = durable->snapshot;
     fresh->recorded = durable->snapshot != 0 && !is_new;
+    pthread_mutex_lock(&lines->changing);
     fresh->next = lines->first;
     lines->first = fresh;
+    pthread_mutex_unlock(&lines->changing);
     durable->lineage = lineage;
     durable->trim_pending = 0;
     *line_out = fresh;

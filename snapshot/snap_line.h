@@ -6,7 +6,7 @@
  * A line outlives its session while blocks or a save are queued, so nothing here points at one.
  *
  * Threads: the scheduler owns the list and the first half; the spill thread owns the second half.
- * The queue's lock hands a line over.
+ * The queue's lock hands a line over. Others may ask which lineages are open (`changing`).
  * Units: counts of blocks; bytes.
  */
 #ifndef SNAPSHOT_SNAP_LINE_H
@@ -15,6 +15,8 @@
 #include "engine/record.h"
 #include "engine/transfer.h"
 #include "store/store.h"
+
+#include <pthread.h>
 
 /* Written for a line since its last save; becomes part of that save's receipt. */
 struct snap_account {
@@ -51,7 +53,12 @@ struct snap_lines {
     struct store *store;
     struct engine *engine;
     struct snap_line *first;
+    pthread_mutex_t changing; /* the scheduler while it changes the list, others while they read */
 };
+/* No lines. */
+void snap_lines_init(struct snap_lines *lines, const struct kv_alloc *alloc, struct store *store,
+                     struct engine *engine);
+void snap_lines_end(struct snap_lines *lines); /* forgets all */
 
 /* The line of `session`; a new one, with an id of its own when the session has none, after a
  * create or a wake. IO (no random numbers), NOMEM. */
@@ -60,12 +67,14 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
 /* The resident session that the line belongs to; NULL when it has gone, also when it has been woken
  * again since. */
 struct session *snap_line_session(const struct snap_lines *lines, const struct snap_line *line);
-/* 1 when a resident session writes to the lineage. */
-int snap_line_is_open(const struct snap_lines *lines, uint64_t lineage);
+/* Calls `each` for every lineage that a resident session writes to, with what it was cut from when
+ * it is not recorded yet; not 1 ends it. Any thread. For one that holds the writer
+ * (snapshot_writer_take) nobody is missing: a line is there before its first record is. */
+typedef int (*snap_line_each)(void *context, uint64_t lineage, uint64_t parent, uint64_t cut);
+void snap_line_each_open(struct snap_lines *lines, snap_line_each each, void *context);
 void snap_line_release(struct snap_lines *lines, struct snap_line *line);
 /* Takes the line from the list: the session has left the device. */
 void snap_line_forget(struct snap_lines *lines, struct snap_line *line);
-void snap_line_forget_all(struct snap_lines *lines);
 
 /* The page of the head snapshot with this place and length; its bytes never change. NULL: none. */
 const struct image_page *snap_line_page(const struct transfer_durable *durable, uint64_t first,

@@ -400,12 +400,39 @@ done:
     return err;
 }
 
+/* The writer is held from before the lineage has a record until its line is there: no gc comes
+ * between and finds a lineage of nobody. */
+static enum kv_err branch_to(struct snapshot *snapshot, struct session *session, uint64_t n,
+                             const struct transfer_durable *after, const char *source,
+                             struct kv_diag *diag) {
+    struct transfer_durable *durable = transfer_durable(session);
+    struct session_info info;
+    struct snap_line *line = NULL;
+    session_info(session, &info);
+    enum kv_err err = snap_commit_branch(snapshot, after, info.name, source, diag);
+    if (err != KV_OK)
+        return err;
+    if (n < info.n)
+        err = session_rewind(session, n, diag);
+    if (err != KV_OK) {
+        struct snap_gc gc = {.store = snapshot->store, .alloc = snapshot->alloc};
+        (void)snap_gc_drop_lineage(&gc, after->lineage, NULL);
+        return err;
+    }
+    *durable = *after;
+    durable->snapshot = durable->n_kv = 0;
+    durable->head_explicit = durable->head_kept = durable->pinned = 0;
+    durable->sinks.page_id = 0;
+    durable->page_count = 0;
+    memset(&durable->root, 0, sizeof durable->root);
+    return snap_line_of(&snapshot->lines, session, &line, diag);
+}
+
 enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, uint64_t n,
                             struct kv_diag *diag) {
     struct transfer_durable after = *transfer_durable(session);
     struct session_info info;
     struct record_snapshot head;
-    struct snap_line *line = NULL;
     int exists = 0;
     enum kv_err err = KV_OK;
     snapshot_drain(snapshot);
@@ -424,19 +451,8 @@ enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, 
     KV_TRY(snap_line_go_back(snapshot->store, blocks_kept(&info, n), &after, diag));
     KV_TRY(snap_line_fresh_id(snapshot->store, record_key_lineage, &after.lineage, diag));
     snap_spill_writer_take(snapshot);
-    err = snap_commit_branch(snapshot, &after, info.name, head.name, diag);
+    err = branch_to(snapshot, session, n, &after, head.name, diag);
     snapshot_writer_give(snapshot);
-    KV_TRY(err);
-    if (n < info.n)
-        KV_TRY(session_rewind(session, n, diag));
-    after.snapshot = after.n_kv = 0;
-    after.head_explicit = after.head_kept = after.pinned = 0;
-    after.sinks.page_id = 0;
-    after.page_count = 0;
-    memset(&after.root, 0, sizeof after.root);
-    *transfer_durable(session) = after;
-    /* From now on gc sees that its lineage is in use. */
-    err = snap_line_of(&snapshot->lines, session, &line, diag);
 done:
     return err;
 }

@@ -11,6 +11,7 @@
 
 #include "snapshot/snap_commit.h"
 #include "snapshot/snap_gc.h"
+#include "snapshot/snap_path.h"
 
 #include <assert.h>
 #include <string.h>
@@ -379,7 +380,7 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->probes = settings->probes;
     snapshot->leaving = settings->leaving;
     snapshot->leaving_context = settings->leaving_context;
-    snapshot->lines = (struct snap_lines){settings->alloc, settings->store, settings->engine, NULL};
+    snap_lines_init(&snapshot->lines, settings->alloc, settings->store, settings->engine);
     pthread_mutex_init(&snapshot->lock, NULL);
     pthread_mutex_init(&snapshot->batches, NULL);
     pthread_condattr_t monotonic;
@@ -448,7 +449,7 @@ void snapshot_close(struct snapshot *snapshot) {
     /* Calls that were posted must not find the handle gone. */
     engine_apply(snapshot->engine);
     snap_spill_apply(snapshot);
-    snap_line_forget_all(&snapshot->lines);
+    snap_lines_end(&snapshot->lines);
     pthread_cond_destroy(&snapshot->work);
     pthread_cond_destroy(&snapshot->rest);
     pthread_mutex_destroy(&snapshot->lock);
@@ -469,7 +470,35 @@ void snap_spill_leave(struct snapshot *snapshot, struct session *session) {
     session_drop(session);
 }
 
+/* What a lineage holds that no snapshot is of, its own blocks and those it shares, nobody will ever
+ * read. Where that fails the next opening or gc does it. */
+static void drop_unsaved(struct snapshot *snapshot, uint64_t lineage) {
+    struct snap_gc gc = {.store = snapshot->store, .alloc = snapshot->alloc};
+    struct record_lineage record;
+    snap_spill_writer_take(snapshot);
+#ifndef BREAK_DROP_UNSAVED
+    if (snap_path_get(snapshot->store, lineage, &record, NULL) == KV_OK &&
+        record.snapshot_count == 0)
+        (void)snap_gc_drop_lineage(&gc, lineage, NULL);
+#endif
+    snapshot_writer_give(snapshot);
+}
+
+/* 1 when no save has moved a head to the session's lineage, as far as the session knows. */
+static int is_unsaved(struct session *session) {
+    const struct transfer_durable *durable = transfer_durable(session);
+    return durable->lineage != 0 && (durable->snapshot == 0 || durable->head_kept);
+}
+
 void snapshot_drop(struct snapshot *snapshot, struct session *session) {
+    uint64_t lineage = 0;
+    if (is_unsaved(session)) {
+        /* Its blocks and saves under way come first. */
+        snapshot_drain(snapshot);
+        lineage = is_unsaved(session) ? transfer_durable(session)->lineage : 0;
+    }
     forget(snapshot, session);
     session_drop(session);
+    if (lineage != 0)
+        drop_unsaved(snapshot, lineage);
 }

@@ -90,7 +90,8 @@ enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
  * without tokens that was never saved is only dropped: a receipt of no operation. */
 enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
                            struct receipt *receipt_out, struct kv_diag *diag);
-/* Off the device without a save; what was not saved is lost, the snapshots stay. */
+/* Off the device without a save; what was not saved is lost, the snapshots stay. A lineage without
+ * any is deleted: its session must be nobody else's meanwhile, since others may step. */
 void snapshot_drop(struct snapshot *snapshot, struct session *session);
 /* Goes back to the first `n` tokens (session_rewind): a new lineage that shares the blocks which
  * stay, and a head that stays under a tag once the next save moves it. The session must be saved as

@@ -121,8 +121,14 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
     options.context = &care;
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_store(cmd, options.dry_run, &care.store, diag));
+    /* The daemon's sessions are at work beside this, and the writer is held. */
     const struct snap_care_collect_args collect = {
-        .store = care.store, .alloc = cmd->alloc, .dry_run = options.dry_run};
+        .store = care.store,
+        .alloc = cmd->alloc,
+#ifndef BREAK_GC_RESIDENT
+        .open = cmd->host != NULL ? service_snapshot(cmd->host->service) : NULL,
+#endif
+        .dry_run = options.dry_run};
     KV_TRY(snap_care_collect(&collect, &records, diag));
     cmd_progress(cmd, &care.progress, "moving", "bytes");
     err = store_gc(care.store, &options, &space, diag);

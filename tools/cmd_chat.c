@@ -224,7 +224,7 @@ static enum kv_err recover(struct talk *talk, const struct turn_result *result,
     /* The answer is complete and only its save failed: the session is whole and stays. */
     if (result->receipt.operation != 0 || (result->tokens_fed == 0 && !talk->went_back))
         return KV_OK;
-    session_drop(talk->session);
+    service_drop(talk->service, talk->session);
     talk->session = NULL;
     return open_talk(talk, &opened, diag);
 }
@@ -301,7 +301,7 @@ static enum kv_err go_back(struct talk *talk, uint64_t n, struct kv_diag *diag) 
     if (err == KV_OK || after.n == before.n)
         return err;
     /* It stands between two places: back to what is stored. */
-    session_drop(talk->session);
+    service_drop(talk->service, talk->session);
     talk->session = NULL;
     (void)open_talk(talk, &opened, NULL);
     return err;

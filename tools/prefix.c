@@ -296,6 +296,6 @@ enum kv_err prefix_fork(struct prefix *prefix, const struct prefix_fork *fork,
     if (err == KV_OK)
         *session_out = session;
     else
-        session_drop(session);
+        service_drop(prefix->service, session);
     return err;
 }

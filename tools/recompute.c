@@ -134,7 +134,7 @@ enum kv_err recompute_session(struct service *service, const struct recompute_ar
     recomputing.session = NULL;
 done:
     if (recomputing.session != NULL)
-        session_drop(recomputing.session);
+        service_drop(service, recomputing.session);
     image_release(&recomputing.image, alloc);
     receipt_out->err = err;
     receipt_out->wall_ns = kv_clock_now_ns(service_clock(service)) - begun;

@@ -433,7 +433,7 @@ static void undo(struct turning *turning) {
         return;
     session_info(turning->session, &info);
     if (turning->changed || info.n == 0)
-        session_drop(turning->session);
+        service_drop(turning->service, turning->session);
     turning->session = NULL;
 }
 

@@ -1,0 +1,231 @@
+/* tests/test_resident.c - the store kept in order while sessions are at work, as the daemon does.
+ *
+ * Responsible for: gc beside resident sessions with blocks beyond their stored heads, and what is
+ * left in the store of sessions that were never saved.
+ * Not responsible for: the daemon as a process (test_daemon.c), which records gc deletes
+ * (test_snap_care.c).
+ */
+#include "snapshot/snap_care.h"
+#include "tests/support_life.h"
+#include "tests/support_serve.h"
+#include "tests/testing.h"
+#include "tools/cmd.h"
+#include "tools/turn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void must(const struct serving *serving, enum kv_err err) {
+    if (err != KV_OK)
+        fail_msg("%s: %s", kv_err_name(err), serving->diag.text);
+}
+
+static void on_change(void *context, const char *name) {
+    (void)context, (void)name;
+}
+
+/* `coldplane gc` as the daemon runs it for a client. */
+static void gc(struct serving *serving) {
+    struct config *config = calloc(1, sizeof *config);
+    const struct cmd_host host = {serving->service, config, on_change, NULL};
+    int ends[2];
+    config->words[0] = "gc";
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    struct cmd cmd = {.config = config,
+                      .host = &host,
+                      .alloc = kv_alloc_system(),
+                      .clock = kv_clock_system(),
+                      .in = stdin,
+                      .out = stdout,
+                      .err = stdout,
+                      .signals = ends[0]};
+    must(serving, cmd_gc(&cmd, &serving->diag));
+    close(ends[0]);
+    close(ends[1]);
+    free(config);
+}
+
+static struct session *find(struct serving *serving, const char *name, int create) {
+    const struct service_lookup lookup = {.create = create};
+    struct service_opened opened;
+    struct session *session = NULL;
+    must(serving,
+         service_session(serving->service, name, &lookup, &session, &opened, &serving->diag));
+    return session;
+}
+
+/* Until it has `end` tokens. */
+static void feed_only(struct serving *serving, struct session *session, uint64_t end) {
+    static char text[40000];
+    for (size_t at = 0; at + 16 < sizeof text;)
+        at += (size_t)snprintf(text + at, sizeof text - at, "word%zu ", at * 31 % 997);
+    const struct turn_document document = {
+        .text = text, .text_bytes = strlen(text), .tokens_end = end};
+    must(serving, turn_feed_document(serving->service, session, &document, &serving->diag));
+}
+
+/* And until its blocks are in the store. */
+static void feed(struct serving *serving, struct session *session, uint64_t end) {
+    feed_only(serving, session, end);
+    snapshot_drain(service_snapshot(serving->service));
+}
+
+static void save(struct serving *serving, struct session *session) {
+    struct receipt receipt;
+    must(serving, service_save(serving->service, session, 0, &receipt, &serving->diag));
+}
+
+static struct session *branch(struct serving *serving, const char *name, const char *as,
+                              uint64_t n) {
+    const struct restore_options options = {.as = as};
+    struct receipt receipt;
+    struct session *session = NULL;
+    must(serving,
+         service_wake(serving->service, name, &options, &session, &receipt, &serving->diag));
+    must(serving, turn_branch(serving->service, session, n, &serving->diag));
+    return session;
+}
+
+static void sleep_and_wake(struct serving *serving, const char *name) {
+    struct session *session = session_find(service_engine(serving->service), name);
+    struct receipt receipt;
+    assert_non_null(session);
+    save(serving, session);
+    service_settle(serving->service);
+    struct kv_digest before = life_resident(session);
+    must(serving, service_sleep(serving->service, session, &receipt, &serving->diag));
+    session = find(serving, name, 0);
+    struct kv_digest after = life_resident(session);
+    assert_memory_equal(before.bytes, after.bytes, KV_DIGEST_BYTES);
+}
+
+static void on_finding(void *context, const struct snap_care_finding *finding) {
+    (void)context;
+    fail_msg("fsck: %s|%s|%s", finding->kind, finding->session, finding->text);
+}
+
+static void all_is_well(struct serving *serving) {
+    const struct snap_care_check_args args = {
+        .store = service_store(serving->service), .alloc = kv_alloc_system(), .each = on_finding};
+    struct snap_care_report report;
+    snapshot_drain(service_snapshot(serving->service));
+    must(serving, snap_care_check(&args, &report, &serving->diag));
+}
+
+static uint64_t records(struct serving *serving) {
+    struct store_stats stats;
+    snapshot_drain(service_snapshot(serving->service));
+    store_stats_get(service_store(serving->service), &stats);
+    return stats.records;
+}
+
+/* The lease of the thread is given back meanwhile: a test that fails can be torn down. */
+static void same_records(struct serving *serving, uint64_t before) {
+    uint64_t after = records(serving);
+    service_leave(serving->service);
+    assert_int_equal(after, before);
+    service_enter(serving->service);
+}
+
+static int has_writes_waiting(struct serving *serving) {
+    uint32_t queued = 0;
+    uint64_t wait_ns = 0;
+    snapshot_backlog(service_snapshot(serving->service), &queued, &wait_ns);
+    return queued > 0;
+}
+
+/* One that has gone on since its save, one that was never saved, one that went back and one that
+ * is a branch, whose source is removed; then one whose blocks wait for the write budget.
+ * BREAK_GC_RESIDENT deletes what they have in the store, BREAK_OPEN_KIN what the branch shares. */
+static void gc_leaves_what_sessions_at_work_have(void **state) {
+    struct serving *serving = *state;
+    uint64_t prefilled = 0;
+    serving->settings.ram_bytes = 0;
+    serving_open(serving);
+    service_enter(serving->service);
+    struct session *gone_on = find(serving, "gone-on", 1);
+    feed(serving, gone_on, 900);
+    save(serving, gone_on);
+    feed(serving, gone_on, 2600);
+    feed(serving, find(serving, "new", 1), 1700);
+    struct session *back = find(serving, "back", 1);
+    feed(serving, back, 1700);
+    save(serving, back);
+    must(serving, turn_rewind(serving->service, back, 1400, &prefilled, &serving->diag));
+    feed(serving, back, 2600);
+    struct session *source = find(serving, "source", 1);
+    struct receipt receipt;
+    feed(serving, source, 1700);
+    must(serving, service_sleep(serving->service, source, &receipt, &serving->diag));
+    feed(serving, branch(serving, "source", "branch", 1400), 2600);
+    must(serving, snapshot_remove(service_store(serving->service), kv_alloc_system(), "source",
+                                  &serving->diag));
+    uint64_t before = records(serving);
+    service_leave(serving->service);
+    gc(serving);
+    service_enter(serving->service);
+    same_records(serving, before);
+    sleep_and_wake(serving, "gone-on");
+    sleep_and_wake(serving, "new");
+    sleep_and_wake(serving, "back");
+    sleep_and_wake(serving, "branch");
+    all_is_well(serving);
+    /* The budget lets the first batch through at most. */
+    snapshot_write_budget(service_snapshot(serving->service), 1, 0);
+    feed_only(serving, find(serving, "ahead", 1), 1700);
+    feed_only(serving, find(serving, "waiting", 1), 1700);
+    assert_true(has_writes_waiting(serving));
+    service_leave(serving->service);
+    gc(serving);
+    service_enter(serving->service);
+    assert_true(has_writes_waiting(serving));
+    snapshot_write_budget(service_snapshot(serving->service), 0, 0);
+    sleep_and_wake(serving, "ahead");
+    sleep_and_wake(serving, "waiting");
+    all_is_well(serving);
+    service_leave(serving->service);
+}
+
+/* BREAK_DROP_UNSAVED leaves lineages of nobody, which keep the blocks that they were cut from. */
+static void what_was_never_saved_leaves_nothing(void **state) {
+    struct serving *serving = *state;
+    struct receipt receipt;
+    uint64_t prefilled = 0;
+    serving->settings.ram_bytes = 0;
+    serving_open(serving);
+    service_enter(serving->service);
+    struct session *session = find(serving, "source", 1);
+    feed(serving, session, 1700);
+    must(serving, service_sleep(serving->service, session, &receipt, &serving->diag));
+    uint64_t before = records(serving);
+    service_drop(serving->service, branch(serving, "source", "branch", 1400));
+    same_records(serving, before);
+    session = branch(serving, "source", "branch", 1400);
+    feed(serving, session, 2600);
+    assert_true(records(serving) > before);
+    service_drop(serving->service, session);
+    same_records(serving, before);
+    session = find(serving, "new", 1);
+    feed(serving, session, 1700);
+    assert_true(records(serving) > before);
+    service_drop(serving->service, session);
+    same_records(serving, before);
+    session = find(serving, "source", 0);
+    must(serving, turn_rewind(serving->service, session, 900, &prefilled, &serving->diag));
+    feed(serving, session, 2600);
+    assert_true(records(serving) > before);
+    service_drop(serving->service, session);
+    same_records(serving, before);
+    all_is_well(serving);
+    find(serving, "source", 0);
+    sleep_and_wake(serving, "source");
+    service_leave(serving->service);
+}
+
+#define SERVED(test) cmocka_unit_test_setup_teardown(test, serving_set_up, serving_tear_down)
+
+TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
+             SERVED(what_was_never_saved_leaves_nothing))
