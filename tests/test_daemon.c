@@ -191,6 +191,32 @@ static void every_command_is_the_same(void **state) {
     assert_int_equal(daemon_end(&run, SIGTERM), 0);
 }
 
+/* Only the daemon knows its slots, who is awake and what waits. */
+static void top_tells_what_the_daemon_knows(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    cli_call(cli, "run", "a", "--prompt", "x", NULL);
+    cli_good(cli);
+    cli_call(cli, "top", "--once", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "\nslots  [#"));
+    assert_non_null(strstr(cli->out, "1 awake, 0 to spill\n"));
+    assert_non_null(strstr(cli->out, " idle "));
+    for (const char *line = cli->out; *line != 0; line += strcspn(line, "\n") + 1)
+        assert_true(strcspn(line, "\n") <= 80);
+    cli_call(cli, "top", "--json", NULL);
+    cli_good(cli);
+    const cJSON *first = cJSON_GetArrayItem(cli_member(cli, "sessions"), 0);
+    assert_string_equal(cJSON_GetObjectItem(first, "state")->valuestring, "idle");
+    assert_true(cli_member(cli, "slots_used")->valuedouble > 0);
+    assert_true(daemon_said(&run, "control command top exit=0"));
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+    cli_call(cli, "top", "--once", NULL);
+    cli_good(cli);
+    assert_null(strstr(cli->out, "\nslots"));
+}
+
 static void what_a_daemon_cannot_do_is_refused(void **state) {
     struct cli *cli = *state;
     struct daemon_run run = {0};
@@ -587,7 +613,8 @@ static void without_memory_for_sleepers_the_disk_serves(void **state) {
 
 #define DAEMON(test) cmocka_unit_test_setup_teardown(test, cli_set_up, cli_tear_down)
 
-TESTING_MAIN(DAEMON(every_command_is_the_same), DAEMON(what_a_daemon_cannot_do_is_refused),
+TESTING_MAIN(DAEMON(every_command_is_the_same), DAEMON(top_tells_what_the_daemon_knows),
+             DAEMON(what_a_daemon_cannot_do_is_refused),
              DAEMON(a_daemon_that_must_not_start_does_not),
              DAEMON(a_port_that_is_taken_ends_the_start_in_order),
              DAEMON(ending_under_load_keeps_every_answered_turn),

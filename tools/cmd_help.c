@@ -156,7 +156,8 @@ static const struct cmd_entry entries[] = {
      "Disk, budget, writer, and the sessions by last use with a bar of their tiers: each "
      "character\n"
      "is a sixteenth of the session. q leaves. Where there is no terminal, and with --once, one\n"
-     "picture is printed. Reads beside a running writer; needs no model.",
+     "picture is printed. Reads beside a running writer; needs no model. Where a daemon holds the\n"
+     "store, it tells its slots, who is awake and what waits to be spilled, too.",
      "  coldplane top\n  coldplane top --once\n", 0, 0, CONFIG_TOP, cmd_top},
     {"receipt", "[ID]", "receipts of earlier saves and wakes",
      "The newest 512 are kept in COLDPLANE_HOME/receipts, also of refused ones; without ID they "

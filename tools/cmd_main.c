@@ -23,10 +23,12 @@ struct asking {
     int answered, code; /* everything is done, printing included */
 };
 
-/* What of the commands that may write does. */
-static int is_writer(const struct cmd *cmd, const struct cmd_entry *entry) {
+/* What of the commands that may write does, and top, of which a daemon knows more. */
+static int is_for_daemon(const struct cmd *cmd, const struct cmd_entry *entry) {
     const struct config *config = cmd->config;
     const char *word = cmd_word(cmd, 0);
+    if (strcmp(entry->name, "top") == 0)
+        return 1;
     if ((entry->groups & CONFIG_WRITE) == 0)
         return 0;
     if (strcmp(entry->name, "restore") == 0)
@@ -52,13 +54,13 @@ static enum kv_err check_words(const struct config *config, const struct cmd_ent
                        entry->name, entry->arguments);
 }
 
-/* Commands that write go to the daemon when one holds the store. */
+/* They go to the daemon when one holds the store. */
 static enum kv_err run(struct cmd *cmd, const struct cmd_entry *entry, struct asking *asking,
                        struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     if (cmd->host != NULL) {
         err = cmd_host_check(cmd, entry, diag);
-    } else if (is_writer(cmd, entry)) {
+    } else if (is_for_daemon(cmd, entry)) {
         err = control_ask(cmd->config, asking->argc, asking->argv, &asking->code, diag);
         asking->answered = err == KV_OK;
         if (err == KV_ERR_NOT_FOUND)
