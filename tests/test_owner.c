@@ -7,9 +7,8 @@
 #include "snapshot/snap_care.h"
 #include "snapshot/snap_import.h"
 #include "snapshot/snap_retain.h"
-#include "snapshot/snap_tree.h"
-#include "tests/support_life.h"
 #include "tests/support_store.h"
+#include "tests/support_tree.h"
 #include "tests/testing.h"
 
 #include <stdio.h>
@@ -19,36 +18,7 @@
 static const uint8_t alice[IMAGE_OWNER_BYTES] = {1, 2, 3};
 static const uint8_t nobody[IMAGE_OWNER_BYTES];
 
-struct fixture {
-    struct life_options options;
-    struct life life;
-    struct snap_tree tree;
-    char dir[TESTING_PATH_BYTES];
-};
-
-static void begin(struct fixture *f) {
-    testing_temp_dir(f->dir);
-    f->options = life_default(f->dir);
-    life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
-}
-
-static void on_finding(void *context, const struct snap_care_finding *finding) {
-    (void)context;
-    fail_msg("fsck: %s|%s|%s", finding->kind, finding->session, finding->text);
-}
-
-static void all_is_well(struct fixture *f) {
-    const struct snap_care_check_args args = {
-        .store = f->life.store, .alloc = kv_alloc_system(), .each = on_finding};
-    struct snap_care_report report;
-    struct kv_diag diag = {""};
-    snapshot_drain(f->life.snapshot);
-    if (snap_care_check(&args, &report, &diag) != KV_OK)
-        fail_msg("snap_care_check: %s", diag.text);
-}
-
-static void is_owned(struct fixture *f, const char *name, const uint8_t *owner) {
+static void is_owned(struct tree_life *f, const char *name, const uint8_t *owner) {
     struct snapshot_entry entry;
     struct kv_diag diag = {""};
     if (snapshot_find(f->life.store, kv_alloc_system(), name, &entry, &diag) != KV_OK)
@@ -91,7 +61,7 @@ static enum kv_err get_file(void *context, void *bytes, size_t count, size_t *go
 }
 
 /* Out of the store and into it again, for somebody else. */
-static void move(struct fixture *f, const char *name, const char *as, const uint8_t *owner) {
+static void move(struct tree_life *f, const char *name, const char *as, const uint8_t *owner) {
     struct file file = {.bytes = NULL};
     struct restore_exported exported;
     struct snap_import_result result;
@@ -113,7 +83,7 @@ static void move(struct fixture *f, const char *name, const char *as, const uint
     kv_alloc_release(kv_alloc_system(), file.bytes);
 }
 
-static void save_tag(struct fixture *f, struct session *session, const char *tag) {
+static void save_tag(struct tree_life *f, struct session *session, const char *tag) {
     const struct snapshot_options options = {.tag = tag};
     struct receipt receipt;
     struct kv_diag diag = {""};
@@ -123,10 +93,10 @@ static void save_tag(struct fixture *f, struct session *session, const char *tag
 /* BREAK_OWNER_SAVE forgets it with the second save. */
 static void an_owner_stays(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct kv_diag diag = {""};
     char kept[RECORD_TAG_BYTES_MAX + 1];
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     memcpy(transfer_durable(session)->owner, alice, sizeof alice);
     life_say(session, 1, 700, 4, NULL);
@@ -153,7 +123,7 @@ static void an_owner_stays(void **state) {
     is_owned(&f, "copy", nobody);
     move(&f, "copy", "hers", alice);
     is_owned(&f, "hers", alice);
-    all_is_well(&f);
+    tree_life_check(&f);
     life_close(&f.life);
     support_store_remove_index(f.dir);
     life_open(&f.options, &f.life);
@@ -164,7 +134,7 @@ static void an_owner_stays(void **state) {
 
 /* --- branches */
 
-static struct session *wake_as(struct fixture *f, const char *name, const char *as) {
+static struct session *wake_as(struct tree_life *f, const char *name, const char *as) {
     const struct restore_options options = {.as = as};
     struct session *session = NULL;
     struct receipt receipt;
@@ -174,7 +144,7 @@ static struct session *wake_as(struct fixture *f, const char *name, const char *
     return session;
 }
 
-static struct session *branch(struct fixture *f, const char *name, const char *as, uint64_t n) {
+static struct session *branch(struct tree_life *f, const char *name, const char *as, uint64_t n) {
     struct session *session = wake_as(f, name, as);
     struct kv_diag diag = {""};
     must(snapshot_branch(f->life.snapshot, session, n, &diag), &diag);
@@ -184,7 +154,7 @@ static struct session *branch(struct fixture *f, const char *name, const char *a
     return session;
 }
 
-static uint64_t tokens_of(struct fixture *f, const char *name) {
+static uint64_t tokens_of(struct tree_life *f, const char *name) {
     return life_head(&f->life, name, NULL).n;
 }
 
@@ -192,8 +162,8 @@ static uint64_t tokens_of(struct fixture *f, const char *name) {
  * that went back does. The source stays as it was. BREAK_OWNER_SAVE as above. */
 static void a_branch_answers_as_its_source(void **state) {
     (void)state;
-    struct fixture f;
-    begin(&f);
+    struct tree_life f;
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     memcpy(transfer_durable(session)->owner, alice, sizeof alice);
     life_say(session, 1, 1500, 4, NULL);
@@ -223,10 +193,10 @@ static void a_branch_answers_as_its_source(void **state) {
         is_owned(&f, "fork", alice);
         assert_int_equal(tokens_of(&f, "fork"), n - back[i] + 72);
         assert_int_equal(tokens_of(&f, "chat"), n);
-        all_is_well(&f);
+        tree_life_check(&f);
         session_drop(life_wake(&f.life, "fork", NULL));
         must(snapshot_remove(f.life.store, kv_alloc_system(), "fork", &diag), &diag);
-        all_is_well(&f);
+        tree_life_check(&f);
     }
     life_close(&f.life);
 }
@@ -235,9 +205,9 @@ static void a_branch_answers_as_its_source(void **state) {
  * in the store that would hold the shared blocks. */
 static void a_branch_outlives_its_source(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct kv_diag diag = {""};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 1500, 4, NULL);
     life_sleep(&f.life, session);
@@ -246,7 +216,7 @@ static void a_branch_outlives_its_source(void **state) {
     life_say(session, 2, 600, 4, NULL);
     struct kv_digest before = life_resident(session);
     life_sleep(&f.life, session);
-    all_is_well(&f);
+    tree_life_check(&f);
     session = life_wake(&f.life, "fork", NULL);
     struct kv_digest after = life_resident(session);
     assert_memory_equal(before.bytes, after.bytes, KV_DIGEST_BYTES);
@@ -261,10 +231,10 @@ static void a_branch_outlives_its_source(void **state) {
 /* What cannot be a branch is refused, and a session under another name cannot be saved as it is. */
 static void what_is_no_branch_is_refused(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct kv_diag diag = {""};
     struct receipt receipt;
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 300, 4, NULL);
     assert_int_equal(snapshot_branch(f.life.snapshot, session, 100, &diag), KV_ERR_BUSY);
@@ -293,7 +263,7 @@ static void what_is_no_branch_is_refused(void **state) {
                      KV_ERR_NOT_FOUND);
     printf("%s\n", diag.text);
     session_drop(session);
-    all_is_well(&f);
+    tree_life_check(&f);
     life_close(&f.life);
 }
 

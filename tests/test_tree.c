@@ -5,60 +5,14 @@
  * Not responsible for: random orders of these (branches.c), what the disk holds (test_usage.c), the
  * commands (test_cli_tree.c).
  */
-#include "snapshot/snap_tree.h"
-
-#include "snapshot/snap_care.h"
 #include "snapshot/snap_gc.h"
-#include "tests/support_life.h"
+#include "tests/support_tree.h"
 #include "tests/testing.h"
 
 #include <stdio.h>
 #include <string.h>
 
-struct fixture {
-    struct life_options options;
-    struct life life;
-    struct snap_tree tree;
-    char dir[TESTING_PATH_BYTES];
-};
-
-static void begin(struct fixture *f) {
-    testing_temp_dir(f->dir);
-    f->options = life_default(f->dir);
-    life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
-}
-
-static void on_finding(void *context, const struct snap_care_finding *finding) {
-    (void)context;
-    fail_msg("fsck: %s|%s|%s", finding->kind, finding->session, finding->text);
-}
-
-/* Nothing is missing, nothing is unused, every count is right, every byte reads. */
-static void all_is_well(struct fixture *f) {
-    const struct snap_care_check_args args = {
-        .store = f->life.store, .alloc = kv_alloc_system(), .each = on_finding};
-    struct snap_care_report report;
-    struct kv_diag diag = {""};
-    snapshot_drain(f->life.snapshot);
-    if (snap_care_check(&args, &report, &diag) != KV_OK)
-        fail_msg("snap_care_check: %s", diag.text);
-}
-
-static void fork_of(struct fixture *f, const char *name, const char *tag, const char *new_name) {
-    const struct snap_tree_place place = {name, tag};
-    struct kv_diag diag = {""};
-    if (snap_tree_fork(&f->tree, &place, new_name, &diag) != KV_OK)
-        fail_msg("snap_tree_fork: %s", diag.text);
-}
-
-static void remove_session(struct fixture *f, const char *name) {
-    struct kv_diag diag = {""};
-    if (snapshot_remove(f->life.store, kv_alloc_system(), name, &diag) != KV_OK)
-        fail_msg("snapshot_remove: %s", diag.text);
-}
-
-static void save_tag(struct fixture *f, struct session *session, const char *tag) {
+static void save_tag(struct tree_life *f, struct session *session, const char *tag) {
     const struct snapshot_options options = {.tag = tag};
     struct receipt receipt;
     struct kv_diag diag = {""};
@@ -66,7 +20,7 @@ static void save_tag(struct fixture *f, struct session *session, const char *tag
         fail_msg("snapshot_save: %s", diag.text);
 }
 
-static void rewind_to(struct fixture *f, struct session *session, uint64_t n) {
+static void rewind_to(struct tree_life *f, struct session *session, uint64_t n) {
     struct kv_diag diag = {""};
     if (snapshot_rewind(f->life.snapshot, session, n, &diag) != KV_OK)
         fail_msg("snapshot_rewind: %s", diag.text);
@@ -75,19 +29,19 @@ static void rewind_to(struct fixture *f, struct session *session, uint64_t n) {
     support_engine_run(f->life.engine);
 }
 
-static uint64_t records(struct fixture *f) {
+static uint64_t records(struct tree_life *f) {
     struct store_stats stats;
     store_stats_get(f->life.store, &stats);
     return stats.records;
 }
 
-static uint64_t live_bytes(struct fixture *f) {
+static uint64_t live_bytes(struct tree_life *f) {
     struct store_stats stats;
     store_stats_get(f->life.store, &stats);
     return stats.live_bytes;
 }
 
-static void wake_says(struct fixture *f, const char *name, uint64_t seed,
+static void wake_says(struct tree_life *f, const char *name, uint64_t seed,
                       struct life_turn *turn_out) {
     struct receipt receipt;
     struct session *session = life_wake(&f->life, name, &receipt);
@@ -104,17 +58,17 @@ static void wake_says(struct fixture *f, const char *name, uint64_t seed,
  * lineage that goes, BREAK_SHARED_PAGE that two use a page, BREAK_FORK_CUT cuts a block too early,
  * BREAK_MAP_KIN calls unused what only a fork reads. */
 static void one_goes_other_stays(int child_goes) {
-    struct fixture f;
+    struct tree_life f;
     struct life_turn expected, found;
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "parent", IMAGE_RECIPE_V3);
     life_say(session, 1, 1500, 4, NULL);
     life_sleep(&f.life, session);
     wake_says(&f, "parent", 7, &expected);
-    fork_of(&f, "parent", NULL, "child");
-    all_is_well(&f);
-    remove_session(&f, child_goes ? "child" : "parent");
-    all_is_well(&f);
+    tree_life_fork(&f, "parent", NULL, "child");
+    tree_life_check(&f);
+    tree_life_remove(&f, child_goes ? "child" : "parent");
+    tree_life_check(&f);
     const char *left = child_goes ? "parent" : "child";
     wake_says(&f, left, 7, &found);
     life_same_turn(&expected, &found);
@@ -123,13 +77,13 @@ static void one_goes_other_stays(int child_goes) {
     life_say(session, 8, 700, 4, &expected);
     struct kv_digest before = life_resident(session);
     life_sleep(&f.life, session);
-    all_is_well(&f);
+    tree_life_check(&f);
     session = life_wake(&f.life, left, NULL);
     struct kv_digest after = life_resident(session);
     assert_memory_equal(before.bytes, after.bytes, KV_DIGEST_BYTES);
     session_drop(session);
-    remove_session(&f, left);
-    all_is_well(&f);
+    tree_life_remove(&f, left);
+    tree_life_check(&f);
     assert_int_equal(records(&f), 0);
     assert_int_equal(live_bytes(&f), 0);
     life_close(&f.life);
@@ -148,9 +102,9 @@ static void the_parent_outlives_the_child(void **state) {
 /* Both go on from the fork, each with its own text (CASE-06): neither reads the other's blocks. */
 static void both_go_on(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct life_turn twin_a, twin_b, a, b;
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *twin = life_session(&f.life, "twin a", IMAGE_RECIPE_V3);
     life_say(twin, 1, 1200, 3, NULL);
     life_say(twin, 2, 900, 12, &twin_a);
@@ -164,7 +118,7 @@ static void both_go_on(void **state) {
     struct session *session = life_session(&f.life, "one", IMAGE_RECIPE_V3);
     life_say(session, 1, 1200, 3, NULL);
     life_sleep(&f.life, session);
-    fork_of(&f, "one", NULL, "two");
+    tree_life_fork(&f, "one", NULL, "two");
     struct session *one = life_wake(&f.life, "one", NULL);
     struct session *two = life_wake(&f.life, "two", NULL);
     life_say(one, 2, 900, 12, &a);
@@ -193,38 +147,38 @@ static void both_go_on(void **state) {
 /* Forks of forks at different lengths; the middle goes first, then the root. */
 static void a_line_of_forks(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct life_turn expected, found;
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "root", IMAGE_RECIPE_V3);
     life_say(session, 1, 700, 2, NULL);
     life_sleep(&f.life, session);
-    fork_of(&f, "root", NULL, "middle");
+    tree_life_fork(&f, "root", NULL, "middle");
     session = life_wake(&f.life, "middle", NULL);
     life_say(session, 2, 600, 2, NULL);
     life_sleep(&f.life, session);
-    fork_of(&f, "middle", NULL, "leaf");
+    tree_life_fork(&f, "middle", NULL, "leaf");
     session = life_wake(&f.life, "leaf", NULL);
     life_say(session, 3, 600, 2, NULL);
     life_sleep(&f.life, session);
     /* A fork of a fork that has no block of its own is cut from whose blocks they are. */
-    fork_of(&f, "leaf", NULL, "copy");
-    fork_of(&f, "copy", NULL, "copy of copy");
-    all_is_well(&f);
+    tree_life_fork(&f, "leaf", NULL, "copy");
+    tree_life_fork(&f, "copy", NULL, "copy of copy");
+    tree_life_check(&f);
     wake_says(&f, "leaf", 9, &expected);
-    remove_session(&f, "middle");
-    all_is_well(&f);
-    remove_session(&f, "copy");
-    remove_session(&f, "root");
-    all_is_well(&f);
+    tree_life_remove(&f, "middle");
+    tree_life_check(&f);
+    tree_life_remove(&f, "copy");
+    tree_life_remove(&f, "root");
+    tree_life_check(&f);
     wake_says(&f, "copy of copy", 9, &found);
     life_same_turn(&expected, &found);
-    remove_session(&f, "leaf");
-    all_is_well(&f);
+    tree_life_remove(&f, "leaf");
+    tree_life_check(&f);
     wake_says(&f, "copy of copy", 9, &found);
     life_same_turn(&expected, &found);
-    remove_session(&f, "copy of copy");
-    all_is_well(&f);
+    tree_life_remove(&f, "copy of copy");
+    tree_life_check(&f);
     assert_int_equal(records(&f), 0);
     life_close(&f.life);
 }
@@ -244,40 +198,40 @@ static int note_tag(void *context, uint64_t snapshot, const struct record_snapsh
     return 1;
 }
 
-static void assert_tags(struct fixture *f, const char *name, const char *expected) {
+static void assert_tags(struct tree_life *f, const char *name, const char *expected) {
     struct tags tags = {""};
     assert_int_equal(snap_tree_walk(f->life.store, name, note_tag, &tags, NULL), KV_OK);
     assert_string_equal(tags.text, expected);
 }
 
 /* Each with what only it used. */
-static void tags_go_one_by_one(struct fixture *f) {
+static void tags_go_one_by_one(struct tree_life *f) {
     static const char *const tags[] = {"before-restore-1", "draft", "before-restore-2"};
     struct snap_tree_place place = {"chat", NULL};
     for (int i = 0; i < 3; i++) {
         place.tag = tags[i];
         assert_int_equal(snap_tree_untag(&f->tree, &place, NULL), KV_OK);
         assert_int_equal(snap_tree_untag(&f->tree, &place, NULL), KV_ERR_NOT_FOUND);
-        all_is_well(f);
+        tree_life_check(f);
     }
     assert_tags(f, "chat", "-:1954 ");
     session_drop(life_wake(&f->life, "chat", NULL));
-    remove_session(f, "chat");
-    all_is_well(f);
+    tree_life_remove(f, "chat");
+    tree_life_check(f);
     assert_int_equal(records(f), 0);
 }
 
 /* CASE-04: a long and a short state of one chat; the head is what wakes, the tag is there. */
 static void tags_stay_and_can_be_gone_back_to(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct life_turn at_draft, found;
     struct receipt receipt;
     struct kv_diag diag = {""};
     char kept[RECORD_TAG_BYTES_MAX + 1];
     uint64_t draft = 0, head = 0;
     const struct snap_tree_place place = {"chat", "draft"};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 1000, 1, NULL);
     save_tag(&f, session, "draft");
@@ -314,13 +268,13 @@ static void tags_stay_and_can_be_gone_back_to(void **state) {
     assert_int_equal(snap_tree_revert(&f.tree, &place, kept, &diag), KV_OK);
     assert_string_equal(kept, "before-restore-1");
     assert_tags(&f, "chat", "-:1001 before-restore-1:1954 draft:1001 ");
-    all_is_well(&f);
+    tree_life_check(&f);
     session = life_wake(&f.life, "chat", &receipt);
     life_say(session, 7, 40, 12, &found);
     life_same_turn(&at_draft, &found);
     life_say(session, 9, 600, 1, NULL);
     life_sleep(&f.life, session);
-    all_is_well(&f);
+    tree_life_check(&f);
     /* And forward again. */
     const struct snap_tree_place back = {"chat", "before-restore-1"};
     assert_int_equal(snap_tree_revert(&f.tree, &back, kept, &diag), KV_OK);
@@ -329,7 +283,7 @@ static void tags_stay_and_can_be_gone_back_to(void **state) {
     struct restore_check check;
     assert_int_equal(restore_verify(f.life.store, kv_alloc_system(), "chat", &check, &diag), KV_OK);
     assert_int_equal(check.snapshots, 4);
-    all_is_well(&f);
+    tree_life_check(&f);
     tags_go_one_by_one(&f);
     life_close(&f.life);
 }
@@ -337,9 +291,9 @@ static void tags_stay_and_can_be_gone_back_to(void **state) {
 /* The head's own tag goes, its snapshot stays; the next save replaces it. */
 static void the_tag_of_the_head_is_only_a_word(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     const struct snap_tree_place place = {"chat", "now"};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 100, 1, NULL);
     save_tag(&f, session, "now");
@@ -351,7 +305,7 @@ static void the_tag_of_the_head_is_only_a_word(void **state) {
     life_save(&f.life, session, 0);
     assert_tags(&f, "chat", "-:112 ");
     session_drop(session);
-    all_is_well(&f);
+    tree_life_check(&f);
     life_close(&f.life);
 }
 
@@ -363,9 +317,9 @@ static void the_tag_of_the_head_is_only_a_word(void **state) {
 static void back_within_the_window_is_exact(void **state) {
     (void)state;
     static const uint32_t ends[] = {1, 30, 64, 65, 128, 200, 570, 1100, 1130};
-    struct fixture f;
+    struct tree_life f;
     uint32_t first[1151], second[301];
-    begin(&f);
+    tree_life_open(&f, 0);
     support_engine_ids(1, 256, first, 1151);
     support_engine_ids(2, 256, second, 301);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
@@ -407,8 +361,8 @@ static void back_within_the_window_is_exact(void **state) {
         again = life_resident(session);
         assert_memory_equal(resident.bytes, again.bytes, KV_DIGEST_BYTES);
         session_drop(session);
-        all_is_well(&f);
-        remove_session(&f, "chat");
+        tree_life_check(&f);
+        tree_life_remove(&f, "chat");
     }
     snapshot_drain(f.life.snapshot);
     life_close(&f.life);
@@ -419,8 +373,8 @@ static void back_within_the_window_is_exact(void **state) {
 static void back_into_sealed_text_prefills_a_window(void **state) {
     (void)state;
     static const uint32_t ends[] = {1, 2, 64, 66, 319, 320, 575, 576, 600, 831, 832, 1000};
-    struct fixture f;
-    begin(&f);
+    struct tree_life f;
+    tree_life_open(&f, 0);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         struct session_info info, after;
         struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
@@ -444,7 +398,7 @@ static void back_into_sealed_text_prefills_a_window(void **state) {
         life_say(session, 4, 400, 5, NULL);
         struct kv_digest before = life_resident(session);
         life_sleep(&f.life, session);
-        all_is_well(&f);
+        tree_life_check(&f);
         session = life_wake(&f.life, "chat", NULL);
         struct kv_digest again = life_resident(session);
         assert_memory_equal(before.bytes, again.bytes, KV_DIGEST_BYTES);
@@ -457,8 +411,8 @@ static void back_into_sealed_text_prefills_a_window(void **state) {
         session_info(session, &after);
         assert_int_equal(after.n, 1800);
         session_drop(session);
-        all_is_well(&f);
-        remove_session(&f, "chat");
+        tree_life_check(&f);
+        tree_life_remove(&f, "chat");
         assert_int_equal(records(&f), 0);
     }
     life_close(&f.life);
@@ -466,9 +420,9 @@ static void back_into_sealed_text_prefills_a_window(void **state) {
 
 static void rewinding_is_refused_where_text_would_be_lost(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct kv_diag diag = {""};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 100, 1, NULL);
     assert_int_equal(snapshot_rewind(f.life.snapshot, session, 50, &diag), KV_ERR_BUSY);
@@ -484,22 +438,22 @@ static void rewinding_is_refused_where_text_would_be_lost(void **state) {
 
 static void renamed_sessions_are_themselves(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct life_turn expected, found;
     struct kv_diag diag = {""};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "old", IMAGE_RECIPE_V3);
     life_say(session, 1, 900, 1, NULL);
     save_tag(&f, session, "draft");
     life_say(session, 2, 500, 1, NULL);
     life_sleep(&f.life, session);
-    fork_of(&f, "old", "draft", "fork");
+    tree_life_fork(&f, "old", "draft", "fork");
     wake_says(&f, "old", 7, &expected);
     assert_int_equal(snap_tree_rename(&f.tree, "old", "fork", &diag), KV_ERR_EXISTS);
     assert_int_equal(snap_tree_rename(&f.tree, "none", "new", &diag), KV_ERR_NOT_FOUND);
     assert_int_equal(snap_tree_rename(&f.tree, "old", "a/b", &diag), KV_ERR_INVALID);
     assert_int_equal(snap_tree_rename(&f.tree, "old", "new", &diag), KV_OK);
-    all_is_well(&f);
+    tree_life_check(&f);
     life_refuse(&f.life, "old", KV_ERR_NOT_FOUND, &diag);
     wake_says(&f, "new", 7, &found);
     life_same_turn(&expected, &found);
@@ -511,7 +465,7 @@ static void renamed_sessions_are_themselves(void **state) {
     life_close(&f.life);
 }
 
-static void descends(struct fixture *f, const char *name, const char *parent, int removed) {
+static void descends(struct tree_life *f, const char *name, const char *parent, int removed) {
     struct snapshot_entry entry;
     struct kv_diag diag = {""};
     assert_int_equal(snapshot_find(f->life.store, kv_alloc_system(), name, &entry, &diag), KV_OK);
@@ -523,17 +477,17 @@ static void descends(struct fixture *f, const char *name, const char *parent, in
  * session has got its name. */
 static void descent_follows_names(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct kv_diag diag = {""};
     char kept[RECORD_TAG_BYTES_MAX + 1];
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "a", IMAGE_RECIPE_V3);
     life_say(session, 1, 800, 2, NULL);
     save_tag(&f, session, "t");
     life_say(session, 2, 800, 2, NULL);
     life_sleep(&f.life, session);
-    fork_of(&f, "a", NULL, "child");
-    fork_of(&f, "child", NULL, "grandchild");
+    tree_life_fork(&f, "a", NULL, "child");
+    tree_life_fork(&f, "child", NULL, "grandchild");
     descends(&f, "child", "a", 0);
     /* Its head goes back and the one before is given up: the lineage that the child reads has no
      * snapshot of its own any more. */
@@ -544,25 +498,25 @@ static void descent_follows_names(void **state) {
     descends(&f, "child", "b", 0);
     assert_int_equal(snap_tree_rename(&f.tree, "b", "a", &diag), KV_OK);
     assert_int_equal(snap_tree_untag(&f.tree, &before, &diag), KV_OK);
-    all_is_well(&f);
+    tree_life_check(&f);
     assert_int_equal(snap_tree_rename(&f.tree, "a", "b", &diag), KV_OK);
     descends(&f, "child", "b", 0);
-    remove_session(&f, "b");
+    tree_life_remove(&f, "b");
     descends(&f, "child", "b", 1);
     session = life_session(&f.life, "b", IMAGE_RECIPE_V3);
     life_say(session, 3, 800, 2, NULL);
     life_sleep(&f.life, session);
     descends(&f, "child", "b", 1);
-    all_is_well(&f);
+    tree_life_check(&f);
     life_close(&f.life);
 }
 
 static void pinned_sessions_stay(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct snapshot_entry entry;
     struct kv_diag diag = {""};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 100, 1, NULL);
     life_sleep(&f.life, session);
@@ -578,18 +532,18 @@ static void pinned_sessions_stay(void **state) {
     assert_int_equal(snapshot_find(f.life.store, kv_alloc_system(), "chat", &entry, &diag), KV_OK);
     assert_int_equal(entry.pinned, 1);
     assert_int_equal(snap_tree_pin(&f.tree, "chat", 0, &diag), KV_OK);
-    remove_session(&f, "chat");
+    tree_life_remove(&f, "chat");
     assert_int_equal(records(&f), 0);
     life_close(&f.life);
 }
 
 static void names_with_at_signs_are_names(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct snap_tree_room room;
     struct snap_tree_place place;
     struct kv_diag diag = {""};
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "me@home", IMAGE_RECIPE_V3);
     life_say(session, 1, 50, 1, NULL);
     life_sleep(&f.life, session);
@@ -617,11 +571,11 @@ static void names_with_at_signs_are_names(void **state) {
  * those of another text of the same length: BREAK_REWIND_ASKED keeps them. */
 static void going_back_forgets_answers(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     struct session_info info;
     struct kv_diag diag = {""};
     uint32_t needles = 0, probes = 0;
-    begin(&f);
+    tree_life_open(&f, 0);
     struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 700, 3, NULL);
     session_info(session, &info);
@@ -649,7 +603,7 @@ static void going_back_forgets_answers(void **state) {
     assert_int_equal(needles, 1);
     assert_int_equal(probes, 1);
     session_drop(session);
-    all_is_well(&f);
+    tree_life_check(&f);
     life_close(&f.life);
 }
 

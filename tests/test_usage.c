@@ -9,10 +9,9 @@
  * With the argument `real` the model is the real one; its figures stand in the README.
  */
 #include "snapshot/snap_care.h"
-#include "snapshot/snap_tree.h"
 #include "store/fmt.h"
 #include "store/store_gc.h"
-#include "tests/support_life.h"
+#include "tests/support_tree.h"
 #include "tests/testing.h"
 
 #include <dirent.h>
@@ -31,22 +30,6 @@ struct usage {
     uint64_t live;    /* extents of records in the index, padded */
     uint64_t batches; /* pages of batch records */
 };
-
-struct fixture {
-    struct life_options options;
-    struct life life;
-    struct snap_tree tree;
-    char dir[TESTING_PATH_BYTES];
-};
-
-static void begin(struct fixture *f) {
-    testing_temp_dir(f->dir);
-    f->options = life_default(f->dir);
-    f->options.real_model = real_model;
-    f->options.engine.threads = real_model ? 2 : 1;
-    life_open(&f->options, &f->life);
-    f->tree = (struct snap_tree){f->life.store, kv_alloc_system(), kv_clock_system(), NULL};
-}
 
 static uint64_t allocated(const char *path) {
     struct stat info;
@@ -122,7 +105,7 @@ static uint64_t live_extents(struct store *store) {
 }
 
 /* Closes, since the open segment has space taken ahead until then, and opens again. */
-static struct usage usage_of(struct fixture *f) {
+static struct usage usage_of(struct tree_life *f) {
     struct usage usage = {0};
     snapshot_drain(f->life.snapshot);
     usage.live = live_extents(f->life.store);
@@ -135,7 +118,7 @@ static struct usage usage_of(struct fixture *f) {
 }
 
 /* What `gc` deletes and moves, and every hole that can be made. */
-static void collect(struct fixture *f) {
+static void collect(struct tree_life *f) {
     const struct snap_care_collect_args args = {.store = f->life.store, .alloc = kv_alloc_system()};
     struct snap_care_report records;
     struct store_gc_options options = store_gc_options_usual();
@@ -154,7 +137,7 @@ static void collect(struct fixture *f) {
 }
 
 /* Nothing that is allocated has no owner. */
-static struct usage expect_exact(struct fixture *f, const char *what) {
+static struct usage expect_exact(struct tree_life *f, const char *what) {
     struct usage usage = usage_of(f);
     printf("%s: du %llu = live extents %llu + batch records %llu + index %llu + reserve %llu + "
            "rest %lld, of which segments %lld\n",
@@ -170,27 +153,14 @@ static struct usage expect_exact(struct fixture *f, const char *what) {
     return usage;
 }
 
-static void fork_of(struct fixture *f, const char *name, const char *new_name) {
-    const struct snap_tree_place place = {name, NULL};
-    struct kv_diag diag = {""};
-    if (snap_tree_fork(&f->tree, &place, new_name, &diag) != KV_OK)
-        fail_msg("snap_tree_fork: %s", diag.text);
-}
-
-static void remove_session(struct fixture *f, const char *name) {
-    struct kv_diag diag = {""};
-    if (snapshot_remove(f->life.store, kv_alloc_system(), name, &diag) != KV_OK)
-        fail_msg("snapshot_remove: %s", diag.text);
-}
-
-static void say_and_sleep(struct fixture *f, const char *name, uint32_t turns) {
+static void say_and_sleep(struct tree_life *f, const char *name, uint32_t turns) {
     struct session *session = life_session(&f->life, name, IMAGE_RECIPE_V3);
     for (uint32_t turn = 0; turn < turns; turn++)
         life_say(session, turn + 1, 495, 5, NULL);
     life_sleep(&f->life, session);
 }
 
-static void wakes_as_itself(struct fixture *f, const char *name) {
+static void wakes_as_itself(struct tree_life *f, const char *name) {
     struct receipt receipt;
     struct session *session = life_wake(&f->life, name, &receipt);
     assert_int_equal(receipt.tokens_prefilled, 0);
@@ -202,19 +172,19 @@ static void wakes_as_itself(struct fixture *f, const char *name) {
 /* CASE-30 and its reverse, counted: a fork shares all, so either may go and little comes back; the
  * last one gives everything back. */
 static void either_may_go(int child_goes) {
-    struct fixture f;
-    begin(&f);
+    struct tree_life f;
+    tree_life_open(&f, real_model);
     say_and_sleep(&f, "parent", 3);
     collect(&f);
     struct usage alone = expect_exact(&f, "one session");
-    fork_of(&f, "parent", "child");
-    remove_session(&f, child_goes ? "child" : "parent");
+    tree_life_fork(&f, "parent", NULL, "child");
+    tree_life_remove(&f, child_goes ? "child" : "parent");
     const char *left = child_goes ? "parent" : "child";
     collect(&f);
     struct usage again = expect_exact(&f, "its fork and it, one of them removed");
     assert_int_equal(again.live, alone.live);
     wakes_as_itself(&f, left);
-    remove_session(&f, left);
+    tree_life_remove(&f, left);
     collect(&f);
     struct usage none = expect_exact(&f, "no session");
     assert_int_equal(none.live, 0);
@@ -232,7 +202,7 @@ static void the_parent_outlives_the_child(void **state) {
     either_may_go(1);
 }
 
-static uint64_t window_page_bytes(struct fixture *f, const char *name) {
+static uint64_t window_page_bytes(struct tree_life *f, const char *name) {
     struct store_extent extent;
     struct record_snapshot head = life_head(&f->life, name, NULL);
     struct record_key key = record_key_page(head.page_ids[0]);
@@ -244,16 +214,16 @@ static uint64_t window_page_bytes(struct fixture *f, const char *name) {
  * what they and their source alone used comes back, to the block. */
 static void fifty_forks_cost_records(void **state) {
     (void)state;
-    struct fixture f;
+    struct tree_life f;
     char name[16];
-    begin(&f);
+    tree_life_open(&f, real_model);
     say_and_sleep(&f, "long", 15);
     collect(&f);
     uint64_t page = window_page_bytes(&f, "long");
     struct usage one = expect_exact(&f, "one session of 7,500 tokens");
     for (int i = 0; i < FORKS; i++) {
         snprintf(name, sizeof name, "fork %d", i);
-        fork_of(&f, "long", name);
+        tree_life_fork(&f, "long", NULL, name);
     }
     struct usage all = usage_of(&f);
     printf("50 forks: du grew by %llu, live extents by %llu, batch records by %llu, index by %lld; "
@@ -266,10 +236,10 @@ static void fifty_forks_cost_records(void **state) {
     assert_int_equal(all.segments - one.segments,
                      (all.live - one.live) + (all.batches - one.batches));
     assert_true(all.all - one.all < 51 * page);
-    remove_session(&f, "long");
+    tree_life_remove(&f, "long");
     for (int i = 1; i < FORKS; i++) {
         snprintf(name, sizeof name, "fork %d", i);
-        remove_session(&f, name);
+        tree_life_remove(&f, name);
     }
     collect(&f);
     struct usage left = expect_exact(&f, "one of 51 left");
