@@ -21,8 +21,8 @@ struct served {
     char home[SERVED_PATH_BYTES];       /* COLDPLANE_HOME; made by the caller */
     const char *flags[SERVED_ARGS_MAX]; /* beside --listen, up to NULL */
     pid_t pid;                          /* 0: not running */
-    uint16_t port;
-    char said[512]; /* why it did not start: the end of its log */
+    _Atomic uint16_t port;              /* another after a restart, which clients meet */
+    char said[512];                     /* why it did not start: the end of its log */
 };
 
 /* 1 when it is ready. The log is home/daemon.log, appended. */

@@ -59,12 +59,10 @@ static const char *build(void) {
     return path;
 }
 
-static int set_up(void **state) {
-    (void)state;
+static void begin(void) {
     if (strstr(build(), "release") == NULL)
         testing_skip("only the release build is installed");
     testing_temp_dir(root);
-    return 0;
 }
 
 static const char program[] =
@@ -112,6 +110,7 @@ static void a_program_can_use_it(const char *store) {
 static void what_is_installed_goes_again(void **state) {
     (void)state;
     char store[TESTING_PATH_BYTES];
+    begin();
     testing_temp_dir(store);
     support_store_copy("tests/golden/v1/sessions", store);
     run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh install %s", root, build());
@@ -138,6 +137,7 @@ static void what_is_installed_goes_again(void **state) {
 /* A list that somebody has changed removes nothing outside. */
 static void a_foreign_list_is_refused(void **state) {
     (void)state;
+    begin();
     run(0, "mkdir -p %s/usr/share/coldplane && touch %s/kept", root, root);
     run(0, "echo ../kept >%s/usr/share/coldplane/files", root);
     run(1, "DESTDIR=%s PREFIX=/usr tools/install.sh uninstall %s", root, build());
@@ -147,6 +147,7 @@ static void a_foreign_list_is_refused(void **state) {
 static void the_package_unpacks_and_runs(void **state) {
     (void)state;
     char store[TESTING_PATH_BYTES];
+    begin();
     if (system("command -v dpkg-deb >/dev/null") != 0)
         testing_skip("dpkg-deb is not here");
     testing_temp_dir(store);
@@ -171,7 +172,6 @@ static void the_package_unpacks_and_runs(void **state) {
     free(package);
 }
 
-#define TEST(function) cmocka_unit_test_setup(function, set_up)
-
-TESTING_MAIN(TEST(what_is_installed_goes_again), TEST(a_foreign_list_is_refused),
-             TEST(the_package_unpacks_and_runs))
+TESTING_MAIN(cmocka_unit_test(what_is_installed_goes_again),
+             cmocka_unit_test(a_foreign_list_is_refused),
+             cmocka_unit_test(the_package_unpacks_and_runs))
