@@ -3,7 +3,7 @@
  * Responsible for: the contract of tools/serve.h: answers of concurrent requests are those of the
  * same requests alone, whoever sleeps meanwhile; leases, queue, deadline, cancel, stop.
  * Not responsible for: HTTP, the daemon as a process (test_daemon.c).
- * Broken twins: BREAK_LEASE.
+ * Broken twins: BREAK_LEASE; BREAK_CHANGE_UNSEEN (a_session_that_nobody_uses_goes_to_sleep).
  */
 #include "tools/serve.h"
 
@@ -596,6 +596,28 @@ static void feed_unsaved(struct serving *serving, const char *name) {
         assert_int_equal(engine_step(service_engine(service), events, &count, diag), KV_OK);
 }
 
+/* Without another request: the lease was the engine thread's last word on it. */
+static void a_session_that_nobody_uses_goes_to_sleep(void **state) {
+    struct serving *serving = *state;
+    struct serving_chat chat = {.texts = {"rest now"}, .count = 1};
+    const struct serve_request request = serving_request(&chat, "idle", 4);
+    struct serve_answer answer;
+    int awake = 1;
+    serving->settings.idle_ns = 1;
+    serving_open(serving);
+    if (serve_turn(serving->serve, &request, &answer, &serving->diag) != KV_OK)
+        fail_msg("serve_turn: %s", serving->diag.text);
+    serve_answer_release(serving->serve, &answer);
+    service_enter(serving->service);
+    for (int i = 0; i < 100 && awake; i++) {
+        service_await(serving->service, 50000000);
+        awake = session_find(service_engine(serving->service), "idle") != NULL;
+    }
+    service_leave(serving->service);
+    assert_false(awake);
+    serving_close(serving);
+}
+
 static void stopping_saves_beside_sessions_that_go_to_sleep(void **state) {
     struct serving *serving = *state;
     const struct service_patience patience = {.deadline_ns = UINT64_MAX};
@@ -727,6 +749,7 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(stopping_saves_what_was_acknowledged),
              SERVING(a_full_store_is_named_and_takes_again),
              SERVING(an_answer_that_was_not_saved_is_had_again),
+             SERVING(a_session_that_nobody_uses_goes_to_sleep),
              SERVING(stopping_saves_beside_sessions_that_go_to_sleep),
              SERVING(stopping_names_what_is_still_at_work), SERVING(text_is_logged_only_when_asked),
              SERVING(a_wall_clock_that_jumps_changes_nothing))

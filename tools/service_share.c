@@ -16,6 +16,11 @@ void service_changed(struct service *service) {
     pthread_mutex_lock(&service->lock);
     service->changes++;
     pthread_cond_broadcast(&service->moved);
+#ifndef BREAK_CHANGE_UNSEEN
+    /* A session that is free now may be one that goes to sleep: the engine thread looks again. */
+    service->kicked = 1;
+    pthread_cond_signal(&service->work);
+#endif
     pthread_mutex_unlock(&service->lock);
 }
 
