@@ -89,18 +89,20 @@ static uint8_t *make_model(const struct life_options *options, struct layout_geo
 
 static void open_engine(const struct life_options *options, struct life *life) {
     const struct support_engine_options *engine = &options->engine;
-    struct engine_settings settings = {
-        .alloc = kv_alloc_system(),
-        .clock = kv_clock_system(),
-        .hooks = {life->hook, block_sealed, planes_wanted, slots_low},
-        .simd = engine->simd,
-        .threads = engine->threads,
-        .sessions_max = engine->sessions_max,
-        .slots_low_percent = options->slots_low_percent,
-        .slots_high_percent = options->slots_high_percent,
-        .reserve_slots = engine->reserve,
-        .poison_free_slots = engine->poison,
-        .shuffle_seed = engine->shuffle_seed};
+    struct engine_settings settings = {.alloc = kv_alloc_system(),
+                                       .clock = kv_clock_system(),
+                                       .hooks = {.context = life->hook,
+                                                 .block_sealed = block_sealed,
+                                                 .planes_wanted = planes_wanted,
+                                                 .slots_low = slots_low},
+                                       .simd = engine->simd,
+                                       .threads = engine->threads,
+                                       .sessions_max = engine->sessions_max,
+                                       .slots_low_percent = options->slots_low_percent,
+                                       .slots_high_percent = options->slots_high_percent,
+                                       .reserve_slots = engine->reserve,
+                                       .poison_free_slots = engine->poison,
+                                       .shuffle_seed = engine->shuffle_seed};
     struct kv_diag diag = {""};
     struct layout_geometry geometry;
     size_t size;

@@ -86,7 +86,10 @@ void world_begin(struct world *world) {
     struct engine_settings settings = {
         .alloc = kv_alloc_system(),
         .clock = kv_clock_system(),
-        .hooks = {world, block_sealed, planes_wanted, slots_low},
+        .hooks = {.context = world,
+                  .block_sealed = block_sealed,
+                  .planes_wanted = planes_wanted,
+                  .slots_low = slots_low},
         .simd = ENGINE_SIMD_AUTO,
         .threads = 1,
         .sessions_max = WORLD_SESSIONS,
