@@ -266,13 +266,7 @@ static void test_kills(void **state) {
     snprintf(life.model, sizeof life.model, "%s/tiny.gguf", dir);
     snprintf(life.store, sizeof life.store, "%s/store", dir);
     struct tiny_model_options options = tiny_model_default();
-    size_t size = 0;
-    uint8_t *file_bytes = tiny_model_make(&options, &size);
-    FILE *file = fopen(life.model, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(file_bytes, size, 1, file), 1);
-    fclose(file);
-    tiny_model_drop(file_bytes);
+    tiny_model_write(&options, life.model);
     record_life(&life, dir);
     uint64_t acknowledged[SESSIONS] = {0};
     uint32_t words = 0;

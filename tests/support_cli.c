@@ -28,14 +28,10 @@ static void write_file(const char *path, const void *bytes, size_t count) {
 }
 
 void cli_write_model(struct cli *cli, uint64_t seed, uint32_t context_tokens) {
-    size_t size = 0;
     struct tiny_model_options options = tiny_model_default();
     options.seed = seed;
     options.context_tokens = context_tokens;
-    uint8_t *bytes = tiny_model_make(&options, &size);
-    assert_non_null(bytes);
-    write_file(cli->model, bytes, size);
-    tiny_model_drop(bytes);
+    tiny_model_write(&options, cli->model);
 }
 
 int cli_set_up(void **state) {

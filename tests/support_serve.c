@@ -12,17 +12,12 @@
 #include <string.h>
 
 int serving_set_up(void **state) {
-    size_t size = 0;
     struct serving *serving = calloc(1, sizeof *serving);
     struct tiny_model_options options = tiny_model_default();
-    uint8_t *bytes = tiny_model_make(&options, &size);
     testing_temp_dir(serving->home);
     snprintf(serving->store, sizeof serving->store, "%s/store", serving->home);
     snprintf(serving->model, sizeof serving->model, "%s/tiny.gguf", serving->home);
-    FILE *file = fopen(serving->model, "w");
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    fclose(file);
-    tiny_model_drop(bytes);
+    tiny_model_write(&options, serving->model);
     service_settings_usual(&serving->settings);
     serving->settings.model_path = serving->model;
     serving->settings.store_dir = serving->store;

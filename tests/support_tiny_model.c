@@ -389,6 +389,17 @@ void tiny_model_drop(uint8_t *file) {
     kv_alloc_release(kv_alloc_system(), file);
 }
 
+void tiny_model_write(const struct tiny_model_options *options, const char *path) {
+    size_t size = 0;
+    uint8_t *bytes = tiny_model_make(options, &size);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(bytes);
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+    tiny_model_drop(bytes);
+}
+
 uint8_t *tiny_model_read_real(size_t *size_bytes_out) {
     const char *path = testing_model_path();
     struct stat info;

@@ -45,6 +45,8 @@ struct tiny_model_options tiny_model_default(void);
  * options make no sense or there is no memory. */
 uint8_t *tiny_model_make(const struct tiny_model_options *options, size_t *size_bytes_out);
 void tiny_model_drop(uint8_t *file);
+/* The same as a file; fails the test on an error. */
+void tiny_model_write(const struct tiny_model_options *options, const char *path);
 
 /* Reads the real model at testing_model_path(), as above. NULL when it is absent. */
 uint8_t *tiny_model_read_real(size_t *size_bytes_out);

@@ -310,15 +310,11 @@ static void bad_model_files_are_named(void **state) {
 
 static void write_odd_model(struct cli *cli, const char *architecture, const char *pre,
                             const char *template) {
-    size_t size = 0;
     struct tiny_model_options options = tiny_model_default();
     options.architecture = architecture;
     options.pre = pre;
     options.template = template;
-    uint8_t *bytes = tiny_model_make(&options, &size);
-    assert_non_null(bytes);
-    write_file(cli->model, bytes, size);
-    tiny_model_drop(bytes);
+    tiny_model_write(&options, cli->model);
 }
 
 static void unsupported_models_are_refused_by_name(void **state) {

@@ -464,13 +464,8 @@ static void reasoning_may_be_dropped(void **state) {
     struct serving *serving = *state;
     static const char *const thoughts[] = {"\n\n", "hm, well, what is a river"};
     struct tiny_model_options options = tiny_model_default();
-    size_t size = 0;
     options.reasoning = 1;
-    uint8_t *bytes = tiny_model_make(&options, &size);
-    FILE *file = fopen(serving->model, "w");
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    fclose(file);
-    tiny_model_drop(bytes);
+    tiny_model_write(&options, serving->model);
     serving_open(serving);
     for (int i = 0; i < 2; i++) {
         char begin[400], name[32];

@@ -186,18 +186,23 @@ static void settle(struct life *life) {
         continue;
 }
 
+/* 264 slots, marks of 10 and 25 percent: two sessions of 1,500 tokens do not fit at the top. */
+static void open_tight(char dir[TESTING_PATH_BYTES], struct life *life_out) {
+    testing_temp_dir(dir);
+    struct life_options options = life_default(dir);
+    options.engine.slots = 264;
+    options.slots_low_percent = 10;
+    options.slots_high_percent = 25;
+    life_open(&options, life_out);
+}
+
 static void promoted_is_never_demoted(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
     struct life life;
     struct session_info info;
     struct receipt receipt;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    options.engine.slots = 264;
-    options.slots_low_percent = 10;
-    options.slots_high_percent = 25;
-    life_open(&options, &life);
+    open_tight(dir, &life);
     struct session *session = make(&life, "chat", pressed);
     life_say(session, 1, 1500, 4, NULL);
     settle(&life);
@@ -259,12 +264,7 @@ static void tiers_change_when_the_policy_does(void **state) {
     char dir[TESTING_PATH_BYTES];
     struct life life;
     struct session_info info;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    options.engine.slots = 264;
-    options.slots_low_percent = 10;
-    options.slots_high_percent = 25;
-    life_open(&options, &life);
+    open_tight(dir, &life);
     struct session *session = make(&life, "chat", pressed);
     struct session *other = make(&life, "other", pressed);
     life_say(session, 1, 1500, 4, NULL);
@@ -302,12 +302,7 @@ static void a_lost_plane_holds_up_older_blocks_only(void **state) {
     struct store_extent extent;
     struct receipt receipt;
     uint8_t bytes[4096];
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    options.engine.slots = 264;
-    options.slots_low_percent = 10;
-    options.slots_high_percent = 25;
-    life_open(&options, &life);
+    open_tight(dir, &life);
     struct session *session = make(&life, "chat", pressed);
     struct session *other = make(&life, "other", pressed);
     life_say(session, 1, 1500, 4, NULL);
@@ -384,12 +379,7 @@ static void age_is_left_alone(void **state) {
     for (int crowded = 0; crowded < 2; crowded++) {
         char dir[TESTING_PATH_BYTES];
         struct life life;
-        testing_temp_dir(dir);
-        struct life_options options = life_default(dir);
-        options.engine.slots = 264;
-        options.slots_low_percent = 10;
-        options.slots_high_percent = 25;
-        life_open(&options, &life);
+        open_tight(dir, &life);
         struct session *session = make(&life, "age", by_age);
         life_say(session, 1, 1400, 8, &turns[crowded][0]);
         if (crowded) {
@@ -476,15 +466,10 @@ static void open_half(struct half *half, uint32_t slots) {
     char dir[TESTING_PATH_BYTES];
     struct service_settings settings;
     struct kv_diag diag = {""};
-    size_t size;
     testing_temp_dir(dir);
     snprintf(half->model, sizeof half->model, "%s/tiny.gguf", dir);
     snprintf(half->store, sizeof half->store, "%s/store", dir);
-    uint8_t *bytes = tiny_model_make(&options, &size);
-    FILE *file = fopen(half->model, "w");
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    fclose(file);
-    tiny_model_drop(bytes);
+    tiny_model_write(&options, half->model);
     service_settings_usual(&settings);
     settings.model_path = half->model;
     settings.store_dir = half->store;

@@ -37,17 +37,12 @@ static void open_service(struct fixture *fixture) {
 }
 
 static int set_up(void **state) {
-    size_t size = 0;
     struct fixture *fixture = calloc(1, sizeof *fixture);
     struct tiny_model_options options = tiny_model_default();
-    uint8_t *bytes = tiny_model_make(&options, &size);
     testing_temp_dir(fixture->home);
     snprintf(fixture->store, sizeof fixture->store, "%s/store", fixture->home);
     snprintf(fixture->model, sizeof fixture->model, "%s/tiny.gguf", fixture->home);
-    FILE *file = fopen(fixture->model, "w");
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    fclose(file);
-    tiny_model_drop(bytes);
+    tiny_model_write(&options, fixture->model);
     service_settings_usual(&fixture->settings);
     fixture->settings.model_path = fixture->model;
     fixture->settings.store_dir = fixture->store;
