@@ -187,6 +187,7 @@ static void add_counts(cJSON *to, const struct crowd_counts *counts) {
                    {"retried", counts->retried},
                    {"asked", counts->asked},
                    {"right", counts->right},
+                   {"repeated_equal", counts->repeated_equal},
                    {"asked_again", counts->again},
                    {"again_equal", counts->again_equal},
                    {"again_right", counts->again_right},

@@ -117,9 +117,28 @@ static int sealed_since(uint64_t before, const struct crowd_answer *answer) {
     return layout_sealed_blocks(before - 2) != layout_sealed_blocks(end);
 }
 
-/* Twice when a block was sealed: the second turn is far too short to seal the next one. */
+/* The last question once more, behind the same history. Nothing is computed again but the two
+ * tokens that are always fed. */
+static int repeat_last(struct crowd *crowd, struct crowd_chat *chat, struct crowd_answer *answer) {
+    int last = cJSON_GetArraySize(chat->messages) - 1;
+    cJSON *said = cJSON_DetachItemFromArray(chat->messages, last);
+    int asked = support_crowd_ask(crowd, chat, chat->messages, answer);
+    if (asked) {
+        cJSON_Delete(said);
+        say(chat->messages, "assistant", answer->text);
+        note_session(chat, answer);
+    } else {
+        cJSON_AddItemToArray(chat->messages, said);
+    }
+    return asked;
+}
+
+/* A question that comes as one chunk and its last two tokens behind kept ones round differently, so
+ * two values that are as likely may change places: what must not change by a sleep is the answer to
+ * a question that was repeated before. All of it again when a block was sealed: the second turn is
+ * far too short to seal the next one. */
 static int ask_fact(struct crowd *crowd, struct crowd_chat *chat, uint32_t fact) {
-    struct crowd_answer answer;
+    struct crowd_answer first, answer;
     char question[128];
     uint64_t before;
     snprintf(question, sizeof question,
@@ -127,30 +146,25 @@ static int ask_fact(struct crowd *crowd, struct crowd_chat *chat, uint32_t fact)
              support_crowd_text_key(fact));
     do {
         before = chat->tokens;
-        if (!take_turn(crowd, chat, question, &answer))
+        if (!take_turn(crowd, chat, question, &first) || !repeat_last(crowd, chat, &answer))
             return 0;
-    } while (sealed_since(before, &answer));
+    } while (sealed_since(before, &first) || sealed_since(before, &answer));
     memcpy(chat->answer, answer.text, sizeof chat->answer);
     chat->was_right = strstr(answer.text, chat->values[fact]) != NULL;
     pthread_mutex_lock(&crowd->lock);
     crowd->counts.asked++;
     crowd->counts.right += (uint64_t)chat->was_right;
+    crowd->counts.repeated_equal += (uint64_t)(strcmp(first.text, answer.text) == 0);
     pthread_mutex_unlock(&crowd->lock);
     return 1;
 }
 
-/* The last question once more, behind the same history: the answer from before it slept. Nothing is
- * computed again but the two tokens that are always fed. */
+/* The answer from before it slept, once more. */
 static int ask_again(struct crowd *crowd, struct crowd_chat *chat) {
     struct crowd_answer answer;
-    int last = cJSON_GetArraySize(chat->messages) - 1;
-    cJSON *said = cJSON_DetachItemFromArray(chat->messages, last);
-    int asked = support_crowd_ask(crowd, chat, chat->messages, &answer);
-    cJSON_AddItemToArray(chat->messages, said);
-    if (!asked)
+    if (!repeat_last(crowd, chat, &answer))
         return 0;
     int equal = strcmp(answer.text, chat->answer) == 0;
-    note_session(chat, &answer);
     pthread_mutex_lock(&crowd->lock);
     crowd->counts.again++;
     crowd->counts.again_equal += (uint64_t)equal;

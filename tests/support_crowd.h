@@ -36,6 +36,7 @@ enum crowd_found { CROWD_NEW, CROWD_DEVICE, CROWD_RAM, CROWD_DISK, CROWD_FOUND_C
 struct crowd_counts {
     uint64_t requests, retried;               /* retried: not acknowledged when the daemon ended */
     uint64_t asked, right;                    /* questions for a fact, answers that hold it */
+    uint64_t repeated_equal;                  /* of asked: said the same at once when repeated */
     uint64_t again, again_equal, again_right; /* the last question once more; right: it had been */
     uint64_t foreign;                         /* answers that hold a value of another chat */
     uint64_t found[CROWD_FOUND_COUNT], again_found[CROWD_FOUND_COUNT];
