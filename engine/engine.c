@@ -27,7 +27,7 @@ static const char code_constants[] = "half step, f_v 1 1.0073 1.0161 1.0372";
 
 /* Sources and compiler do not say which C library made the RoPE tables, so their bits do. */
 static struct kv_digest numerics_id(const struct device *device, const struct forward *forward) {
-    char text[2048];
+    char text[4096];
     char tables[KV_DIGEST_HEX_BYTES];
     struct kv_digest digest = forward_tables_digest(forward);
 
@@ -176,8 +176,10 @@ static enum kv_err open_device(struct engine *engine, size_t model_size, struct 
     if (settings->device == ENGINE_DEVICE_CPU)
         return device_host_open(&host, &engine->device, diag);
     err = device_cuda_open(&cuda, &engine->device, &own);
-    if (err == KV_OK)
+    if (err == KV_OK) {
+        memcpy(engine->model.device_note, engine->device->note, sizeof engine->device->note);
         return KV_OK;
+    }
     if (settings->device == ENGINE_DEVICE_CUDA || err != KV_ERR_NOT_FOUND)
         return kv_diag_set(diag, KV_ERR_DEVICE, "%s", own.text);
     if (device_cuda_built())

@@ -85,7 +85,7 @@ struct engine_model {
     uint64_t weight_bytes; /* weights as held in memory */
     const char *simd_name; /* "c", "avx2" or "cuda" */
     char device_name[96];
-    char device_note[192]; /* why AUTO took the processor; "" otherwise */
+    char device_note[192]; /* why AUTO took the processor, or what slows the GPU; else "" */
     const char *architecture;
 };
 void engine_model(const struct engine *engine, struct engine_model *model_out);

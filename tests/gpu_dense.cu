@@ -2,7 +2,8 @@
  *
  * Responsible for: embedding in every weight type, RMS norm, RoPE with both pairings, SwiGLU over
  * ordinary and extreme values, add; strides and odd sizes; nothing written beyond the rows. Matrix
- * products against double precision within their bound, and the bits of a row beside any others.
+ * products against double precision within their bound, and the bits of a row beside any others,
+ * single rows and rows of chunks alike.
  * Not responsible for: attention and seal (gpu_parity.cu). Ends with `N passed, N failed`.
  */
 #include "kernels/cuda/cuda_ops.h"
@@ -172,12 +173,18 @@ struct matmul_scene {
     float *x_device, *y_device[3];
     uint16_t *scratch;
     struct cuda_ops_device device;
+    uint32_t y_pad;
 
     size_t stride(int i) const {
-        return n[i] + 3;
+        return n[i] + y_pad;
     }
-    matmul_scene(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t depth) : n{n0, n1, n2}, k(depth) {
+    matmul_scene(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t depth,
+                 struct cuda_gemm *gemm = NULL)
+        : n{n0, n1, n2}, k(depth), y_pad(gemm ? 4 : 3) {
         GPU_TRY(cuda_ops_open(&device));
+        device.gemm = gemm;
+        for (uint32_t i = 0; i < 3 && gemm; i++)
+            cuda_gemm_pin(gemm, n[i], k);
         x.resize(ROWS * (k + PAD));
         for (float &value : x)
             value = source.normal();
@@ -185,7 +192,7 @@ struct matmul_scene {
         for (float &value : residual)
             value = source.normal();
         GPU_TRY(cudaMalloc((void **)&x_device, x.size() * 4));
-        GPU_TRY(cudaMalloc((void **)&scratch, cuda_ops_matmul_scratch_bytes(ROWS, k)));
+        GPU_TRY(cudaMalloc((void **)&scratch, cuda_ops_matmul_scratch_bytes(ROWS, 0, k)));
         GPU_TRY(cudaMemcpy(x_device, x.data(), x.size() * 4, cudaMemcpyHostToDevice));
         for (int i = 0; i < 3; i++) {
             uint16_t *at;
@@ -208,10 +215,12 @@ struct matmul_scene {
             return residual;
         return std::vector<float>(ROWS * stride(i), -77.0f);
     }
-    std::vector<std::vector<float>> run(uint32_t first, uint32_t rows) {
+    /* Of them `singles` are single rows. In a graph, where a stream is given. */
+    std::vector<std::vector<float>> run(uint32_t first, uint32_t rows, uint32_t singles,
+                                        cudaStream_t recorded = 0) {
         std::vector<std::vector<float>> y;
         struct ops_matmul args[3] = {};
-        struct cuda_ops_matmul launch = {&device, args, 3, scratch, 0, NULL, NULL};
+        struct cuda_ops_matmul launch = {&device, args, 3, singles, scratch, recorded, NULL, NULL};
         for (int i = 0; i < 3; i++) {
             y.push_back(start(i));
             GPU_TRY(cudaMemcpy(y_device[i], y[i].data(), y[i].size() * 4, cudaMemcpyHostToDevice));
@@ -223,10 +232,25 @@ struct matmul_scene {
             args[i].residual = i == 1 ? args[i].y : NULL;
             args[i].rows = rows;
         }
-        GPU_TRY(cuda_ops_matmul(&launch));
+        if (recorded)
+            replay(launch);
+        else
+            GPU_TRY(cuda_ops_matmul(&launch));
         for (int i = 0; i < 3; i++)
             GPU_TRY(cudaMemcpy(y[i].data(), y_device[i], y[i].size() * 4, cudaMemcpyDeviceToHost));
         return y;
+    }
+    static void replay(const struct cuda_ops_matmul &launch) {
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        GPU_TRY(cudaStreamBeginCapture(launch.stream, cudaStreamCaptureModeThreadLocal));
+        GPU_TRY(cuda_ops_matmul(&launch));
+        GPU_TRY(cudaStreamEndCapture(launch.stream, &graph));
+        GPU_TRY(cudaGraphInstantiate(&exec, graph, 0));
+        GPU_TRY(cudaGraphLaunch(exec, launch.stream));
+        GPU_TRY(cudaStreamSynchronize(launch.stream));
+        GPU_TRY(cudaGraphExecDestroy(exec));
+        GPU_TRY(cudaGraphDestroy(graph));
     }
 };
 
@@ -237,15 +261,16 @@ static float from_bf16(uint16_t bits) {
     return value;
 }
 
-/* Two products of equal n with the norm before and SwiGLU behind them: the bits of four kernels. */
-static void test_around(uint32_t n, uint32_t k) {
+/* Two products of equal n with the norm before and SwiGLU behind them: the bits of four kernels.
+ * With `gemm` the rows behind the first eleventh are of a chunk. */
+static void test_around(uint32_t n, uint32_t k, struct cuda_gemm *gemm = NULL) {
     enum { ROWS = 140 };
-    matmul_scene scene(n, n, 1, k);
+    matmul_scene scene(n, n, 1, k, gemm);
     twin<float> raw(ROWS * (k + 4)), gain(k), inner(ROWS * n + 9), expected(ROWS * n + 9);
     float *y, *gate, *up;
     struct ops_rmsnorm norm = {};
     struct ops_matmul args[2] = {};
-    struct cuda_ops_matmul launch = {&scene.device, args, 2, scene.scratch, 0, NULL, NULL};
+    struct cuda_ops_matmul launch = {&scene.device, args, 2, 0, scene.scratch, 0, NULL, NULL};
 
     raw.normal(3.0f), gain.normal(1.0f);
     raw.send(), gain.send();
@@ -256,6 +281,7 @@ static void test_around(uint32_t n, uint32_t k) {
     for (uint32_t rows : {1u, 2u, 3u, 8u, 9u, 16u, 17u, 64u, 65u, (uint32_t)ROWS}) {
         struct ops_swiglu swiglu = {gate, up, expected.device, (size_t)rows * n};
         norm.rows = rows;
+        launch.singles = gemm ? rows / 11 : rows;
         for (int i = 0; i < 2; i++) {
             args[i] = {{OPS_BF16, n, k, (const uint8_t *)scene.on_device[i]},
                        y,
@@ -305,12 +331,33 @@ static double worst_of_bound(const matmul_scene &scene, int i, const std::vector
     return worst;
 }
 
+typedef std::vector<std::vector<float>> outputs;
+
+struct row_span {
+    uint32_t first, rows, singles;
+};
+
+/* y has the span's single rows as in `own`, the others as in `chunk`, and nothing else. */
+static void check_rows(const matmul_scene &scene, const outputs &y, const row_span &span,
+                       const outputs &own, const outputs &chunk, const char *what) {
+    for (int i = 0; i < 3; i++) {
+        std::vector<float> expected = scene.start(i);
+        size_t stride = scene.stride(i);
+        for (uint32_t row = span.first; row < span.first + span.rows; row++) {
+            const outputs &from = row < span.first + span.singles ? own : chunk;
+            memcpy(&expected[row * stride], &from[i][row * stride], scene.n[i] * 4);
+        }
+        check(memcmp(y[i].data(), expected.data(), expected.size() * 4) == 0, what,
+              span.first * 1000 + span.rows);
+    }
+}
+
 static void test_matmul(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t k) {
     static const uint32_t spans[][2] = {{0, 1},   {5, 1},   {3, 8},    {3, 9},  {1, 16},
                                         {2, 17},  {0, 33},  {0, 64},   {7, 65}, {0, 128},
                                         {4, 200}, {0, 256}, {11, 265}, {299, 1}};
     matmul_scene scene(n0, n1, n2, k);
-    std::vector<std::vector<float>> all = scene.run(0, scene.ROWS);
+    outputs all = scene.run(0, scene.ROWS, scene.ROWS);
     double worst = 0;
 
     for (int i = 0; i < 3; i++)
@@ -319,16 +366,114 @@ static void test_matmul(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t k) {
     printf("matmul %u %u %u x %u: worst error %.3f of its bound\n", n0, n1, n2, k, worst);
     check(worst < 1 && worst > 0, "matmul bound", k);
     for (const uint32_t *span : spans) {
-        std::vector<std::vector<float>> y = scene.run(span[0], span[1]);
-        for (int i = 0; i < 3; i++) {
-            std::vector<float> expected = scene.start(i);
-            size_t stride = scene.stride(i);
-            for (uint32_t row = span[0]; row < span[0] + span[1]; row++)
-                memcpy(&expected[row * stride], &all[i][row * stride], scene.n[i] * 4);
-            check(memcmp(y[i].data(), expected.data(), expected.size() * 4) == 0,
-                  "matmul rows beside others", span[0] * 1000 + span[1]);
-        }
+        outputs y = scene.run(span[0], span[1], span[1]);
+        check_rows(scene, y, {span[0], span[1], span[1]}, all, all, "matmul rows beside others");
     }
+}
+
+/* Rows of chunks by the library: within the bound; the bits of a row are the same for every number
+ * of rows, at every place, beside single rows (which have those of our kernels) and beside rows
+ * that are not finite, recorded or not. */
+static void test_chunk(struct cuda_gemm *gemm, uint32_t n0, uint32_t n1, uint32_t n2, uint32_t k) {
+    static const uint32_t counts[] = {1, 2, 15, 16, 17, 64, 100, 255, 256};
+    static const row_span beside[] = {{0, 257, 1},  {3, 100, 2},   {7, 265, 9},
+                                      {0, 140, 17}, {30, 270, 14}, {1, 299, 70}};
+    matmul_scene scene(n0, n1, n2, k, gemm);
+    outputs own = scene.run(0, scene.ROWS, scene.ROWS), all = scene.run(0, 256, 0);
+    outputs shifted = scene.run(scene.ROWS - 256, 256, 0);
+    double worst = 0;
+    cudaStream_t stream;
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct ops_matmul args = {};
+        size_t stride = scene.stride(i);
+        args.weight = {OPS_BF16, scene.n[i], k, NULL};
+        args.y_stride = stride;
+        check(cuda_gemm_takes(gemm, &args), "an algorithm is pinned", scene.n[i]);
+        for (uint32_t row = 0; row < 256; row += 85)
+            worst = fmax(worst, worst_of_bound(scene, i, all[i], row));
+        memcpy(&all[i][256 * stride], &shifted[i][256 * stride], (scene.ROWS - 256) * stride * 4);
+    }
+    check_rows(scene, shifted, {scene.ROWS - 256, 256, 0}, own, all, "chunk, shifted");
+    check(own != all, "chunks are multiplied by the library", k);
+    printf("chunk %u %u %u x %u: worst error %.3f of its bound\n", n0, n1, n2, k, worst);
+    check(worst < 1 && worst > 0, "chunk bound", k);
+    for (uint32_t rows : counts)
+        for (uint32_t first : {0u, 7u, scene.ROWS - rows})
+            check_rows(scene, scene.run(first, rows, 0), {first, rows, 0}, own, all, "chunk rows");
+    for (const row_span &span : beside)
+        check_rows(scene, scene.run(span.first, span.rows, span.singles), span, own, all,
+                   "chunk rows beside single rows");
+    GPU_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    check_rows(scene, scene.run(2, 200, 9, stream), {2, 200, 9}, own, all, "chunk rows, recorded");
+    GPU_TRY(cudaStreamDestroy(stream));
+    std::vector<float> bad(2 * (k + scene.PAD), NAN);
+    std::fill(bad.begin() + k + scene.PAD, bad.end(), INFINITY);
+    GPU_TRY(cudaMemcpy(scene.x_device + 20 * (k + scene.PAD), bad.data(), bad.size() * 4,
+                       cudaMemcpyHostToDevice));
+    outputs hurt = scene.run(0, 256, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        size_t stride = scene.stride(i);
+        check(isnan(hurt[i][20 * stride]) && !isfinite(hurt[i][21 * stride]), "NaN stays", k);
+        memcpy(&hurt[i][20 * stride], &all[i][20 * stride], 2 * stride * 4);
+    }
+    check_rows(scene, hurt, {0, 256, 3}, own, all, "chunk rows beside NaN");
+}
+
+/* The residual of a chunk's rows in memory of its own. */
+static void test_residual(struct cuda_gemm *gemm) {
+    enum { N = 2752, K = 1536 };
+    matmul_scene scene(64, N, 64, K, gemm);
+    std::vector<float> expected = scene.run(0, 256, 0)[1], y(expected.size(), -77.0f);
+    size_t stride = scene.stride(1);
+    struct ops_matmul args = {};
+    struct cuda_ops_matmul launch = {&scene.device, &args, 1, 0, scene.scratch, 0, NULL, NULL};
+    float *residual;
+
+    GPU_TRY(cudaMalloc((void **)&residual, y.size() * 4));
+    GPU_TRY(cudaMemcpy(residual, scene.residual.data(), y.size() * 4, cudaMemcpyHostToDevice));
+    GPU_TRY(cudaMemcpy(scene.y_device[1], y.data(), y.size() * 4, cudaMemcpyHostToDevice));
+    args.weight = {OPS_BF16, N, K, (const uint8_t *)scene.on_device[1]};
+    args.x = scene.x_device, args.x_stride = K + scene.PAD;
+    args.y = scene.y_device[1], args.y_stride = stride;
+    args.residual = residual;
+    args.rows = 256;
+    GPU_TRY(cuda_ops_matmul(&launch));
+    GPU_TRY(cudaMemcpy(y.data(), scene.y_device[1], y.size() * 4, cudaMemcpyDeviceToHost));
+    GPU_TRY(cudaFree(residual));
+    for (uint32_t row = 0; row < scene.ROWS; row++)
+        for (size_t i = row < 256 ? N : 0; i < stride; i++)
+            expected[row * stride + i] = -77.0f;
+    check(memcmp(y.data(), expected.data(), y.size() * 4) == 0, "chunk, residual apart", N);
+}
+
+/* Where the library does not pay, rows of chunks have the bits of single rows. */
+static void test_few_weights(struct cuda_gemm *gemm) {
+    matmul_scene scene(576, 192, 1536, 576, gemm);
+    outputs own = scene.run(0, scene.ROWS, scene.ROWS);
+
+    check_rows(scene, scene.run(0, 256, 0), {0, 256, 0}, own, own, "chunk of few weights");
+}
+
+static void test_chunks(void) {
+    static struct cuda_gemm gemm;
+    const char *why = cuda_gemm_open(&gemm);
+
+    if (why) {
+        printf("rows of chunks are not tested: %s\n", why);
+        return;
+    }
+    test_chunk(&gemm, 4096, 576, 2688, 576);
+    test_chunk(&gemm, 64, 2816, 32, 1536);
+    test_chunk(&gemm, 1024, 256, 4096, 4096);
+    test_chunk(&gemm, 64, 4096, 32, 14336);
+    test_chunk(&gemm, 1024, 512, 14336, 4096);
+    test_around(3712, 576, &gemm);
+    test_around(464, 4608, &gemm);
+    test_residual(&gemm);
+    test_few_weights(&gemm);
+    printf("%s", gemm.text);
+    cuda_gemm_close(&gemm);
 }
 
 /* Ties, zeros of both signs and, in the last row, values that are not finite. */
@@ -385,6 +530,7 @@ int main(void) {
     test_matmul(150, 576, 33, 1536);
     test_matmul(1024, 256, 4096, 4096);
     test_matmul(64, 257, 16, 14336);
+    test_chunks();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

@@ -34,12 +34,16 @@ struct wall {
     struct ops_kv_dest dest[ROWS_MAX];
 };
 
-static int wall_off;
+static int wall_off, wall_classes;
 static _Atomic int wall_fault;
 static _Atomic uint64_t wall_calls;
 
 void support_wall_set(int on) {
     wall_off = !on;
+}
+
+void support_wall_classes(int on) {
+    wall_classes = on;
 }
 
 void support_wall_break(enum support_wall_fault fault) {
@@ -257,7 +261,7 @@ static void wall_rmsnorm(struct device *device, const struct ops_rmsnorm *args) 
 static void wall_matmul(struct device *device, const struct device_matmuls *args) {
     struct wall *wall = wall_of(device);
     struct ops_matmul real[DEVICE_MATMULS_MAX];
-    struct device_matmuls all = {real, args->count, args->class, NULL, NULL};
+    struct device_matmuls all = {real, args->count, args->singles, args->class, NULL, NULL};
 
     for (uint32_t i = 0; i < args->count; i++) {
         real[i] = args->args[i];
@@ -267,6 +271,10 @@ static void wall_matmul(struct device *device, const struct device_matmuls *args
         real[i].y = behind(wall, real[i].y);
     }
     wall->inner->ops->matmul(wall->inner, &all);
+    for (uint32_t i = 0; wall_classes && i < args->count; i++)
+        for (uint32_t row = args->singles; row < real[i].rows; row++)
+            for (uint32_t n = 0; n < real[i].weight.n; n++)
+                real[i].y[row * real[i].y_stride + n] *= 1.0001f;
 }
 
 static void wall_rope(struct device *device, const struct ops_rope *args) {

@@ -1,13 +1,15 @@
 /* tests/test_engine.c - the bits of a session do not depend on its neighbours.
  *
  * Responsible for: equal logits at every row of the batch beside random neighbours that join and
- * leave, beside a prefill, with 1 and 2 threads; one failed session leaves the others alone;
+ * leave, beside a prefill, with 1 and 2 threads, also where single rows and chunks are multiplied
+ * differently; one failed session leaves the others alone;
  * running out of slots; decode beside a writer that holds blocks.
  * Not responsible for: whether the bits are right (test_forward, test_oracle).
  */
 #include "engine/model/tokenizer.h"
 #include "tests/support_engine.h"
 #include "tests/support_shelf.h"
+#include "tests/support_wall.h"
 #include "tests/testing.h"
 
 #include <stdio.h>
@@ -160,7 +162,8 @@ static void run_once(const struct support_engine_options *options, uint32_t befo
     engine_close(crowd.engine);
 }
 
-/* BREAK_ROW_BITS lets the place in the batch reach the logits. */
+/* BREAK_ROW_BITS lets the place in the batch reach the logits; BREAK_SINGLES_FIRST leaves rows in
+ * the order of their sessions, so that rows of chunks are taken for single ones. */
 static void every_row_beside_neighbours(enum engine_simd simd) {
     static struct trace alone, trace;
     struct support_engine_options options = support_engine_default();
@@ -183,9 +186,18 @@ static void every_row_beside_neighbours(enum engine_simd simd) {
     }
 }
 
+/* On a device whose chunks have bits of their own, which its logits show. */
 static void bits_beside_neighbours_avx2(void **state) {
+    static struct trace equal, apart;
+    struct support_engine_options options = support_engine_default();
+
     (void)state;
+    run_once(&options, UINT32_MAX, &equal);
+    support_wall_classes(1);
+    run_once(&options, UINT32_MAX, &apart);
+    assert_memory_not_equal(&equal.rows[0], &apart.rows[0], sizeof equal.rows[0]);
     every_row_beside_neighbours(ENGINE_SIMD_AUTO);
+    support_wall_classes(0);
 }
 
 static void bits_beside_neighbours_c(void **state) {

@@ -43,7 +43,7 @@ void device_host_put(struct device *device, void *memory) {
 }
 
 void *device_mapped(struct device *device, void *at) {
-    return device->ops->mapped(device, at);
+    return device->ops->mapped ? device->ops->mapped(device, at) : NULL;
 }
 
 void device_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
@@ -78,7 +78,7 @@ enum kv_err device_wait(struct device *device, enum device_lane lane) {
 }
 
 enum kv_err device_scratch(struct device *device, uint64_t bytes) {
-    return device->ops->scratch(device, bytes);
+    return device->ops->scratch ? device->ops->scratch(device, bytes) : KV_OK;
 }
 
 uint64_t device_weight_bytes(struct device *device, enum device_use use, enum ops_type type,
@@ -125,7 +125,7 @@ static void multiply(struct device *device, const struct device_matmuls *args) {
 }
 
 void device_matmul(struct device *device, const struct device_matmuls *args) {
-    struct device_matmuls alone = {args->args, args->count, args->class, NULL, NULL};
+    struct device_matmuls alone = {args->args, args->count, args->singles, args->class, NULL, NULL};
 
     assert(args->count >= 1 && args->count <= DEVICE_MATMULS_MAX);
     assert(!args->glu || args->count == 2);
@@ -197,7 +197,7 @@ enum kv_err device_append(struct device *device, const struct kvops_append *args
 }
 
 uint64_t device_fma_rate(struct device *device, uint64_t iterations) {
-    return device->ops->fma_rate(device, iterations);
+    return device->ops->fma_rate ? device->ops->fma_rate(device, iterations) : 0;
 }
 
 void device_profile_reset(struct device *device) {

@@ -64,6 +64,9 @@ enum device_use { DEVICE_TABLE, DEVICE_FACTOR };
 struct device_matmuls { /* products that do not depend on each other */
     const struct ops_matmul *args;
     uint32_t count; /* 1 … DEVICE_MATMULS_MAX */
+    /* So many leading rows are single, the others of chunks. A row's bits depend on x, the weights
+     * and, where the device says so, which of the two it is: never on the rows beside it. */
+    uint32_t singles;
     enum device_class class;
     /* NULL, or the norm that makes the x of all: done first; its y may stay unwritten. */
     const struct ops_rmsnorm *norm;
@@ -81,7 +84,7 @@ struct device_ops {
     uint64_t (*room)(struct device *device);
     void *(*host_get)(struct device *device, uint64_t bytes);
     void (*host_put)(struct device *device, void *memory);
-    void *(*mapped)(struct device *device, void *at);
+    void *(*mapped)(struct device *device, void *at); /* NULL: the processor reaches nothing */
     void (*fill)(struct device *device, void *at, uint16_t pattern, uint64_t bytes);
     enum kv_err (*copy_in)(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);
@@ -91,7 +94,7 @@ struct device_ops {
                           const struct device_extent *extents, uint32_t count,
                           struct kv_digest *digests_out);
     enum kv_err (*wait)(struct device *device, enum device_lane lane);
-    enum kv_err (*scratch)(struct device *device, uint64_t bytes);
+    enum kv_err (*scratch)(struct device *device, uint64_t bytes); /* NULL: none is needed */
     uint64_t (*weight_bytes)(enum device_use use, enum ops_type type, uint32_t n, uint32_t k);
     enum kv_err (*weight_load)(struct device *device, enum device_use use,
                                struct ops_weight *weight, const uint8_t *tensor);
@@ -109,7 +112,7 @@ struct device_ops {
     void (*decode)(struct device *device, const struct kvops_attend *args);
     void (*seal)(struct device *device, const struct kvops_seal *args);
     enum kv_err (*append)(struct device *device, const struct kvops_append *args);
-    uint64_t (*fma_rate)(struct device *device, uint64_t iterations);
+    uint64_t (*fma_rate)(struct device *device, uint64_t iterations); /* NULL: not measured */
 };
 
 /* The head of every device; an implementation has it as its first member. */
@@ -120,7 +123,8 @@ struct device {
     const char *weight_path;      /* … as is how weights are multiplied with … */
     const char *details;          /* … and what else decides the bits: "" on the host */
     const char *simd_name;        /* "c", "avx2", "cuda" */
-    char name[DEVICE_TEXT_BYTES]; /* for people */
+    char name[DEVICE_TEXT_BYTES]; /* for people … */
+    char note[DEVICE_TEXT_BYTES]; /* … as is what makes it slower than it could be, or "" */
     uint32_t threads;
     int apart;                            /* a table and a factor never share one weight */
     int lost;                             /* nothing works any more: close and open again */

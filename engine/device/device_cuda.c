@@ -60,8 +60,8 @@ struct graph {
 struct cuda {
     struct device device;
     const struct kv_alloc *alloc;
-    int index, graphs_wanted;
-    char kind[32], details[64 + sizeof BUILD_CUDA_FLAGS];
+    int index, graphs_wanted, multiprocessors;
+    char kind[32], details[64 + sizeof BUILD_CUDA_FLAGS + CUDA_GEMM_TEXT_BYTES];
     struct arena arena;
     struct lane lanes[DEVICE_LANE_COUNT];
     pthread_mutex_t pinned_lock;
@@ -69,6 +69,7 @@ struct cuda {
 
     struct cuda_kvops_device kvops;
     struct cuda_ops_device ops;
+    struct cuda_gemm gemm;
     uint8_t *matmul_scratch;
     uint64_t matmul_scratch_bytes;
 
@@ -202,12 +203,6 @@ static int is_pinned(struct cuda *cuda, const void *memory, uint64_t bytes) {
                  at + bytes <= cuda->pinned[i].at + cuda->pinned[i].bytes;
     pthread_mutex_unlock(&cuda->pinned_lock);
     return found;
-}
-
-static void *cuda_mapped(struct device *device, void *at) {
-    (void)device;
-    (void)at;
-    return NULL;
 }
 
 /* For tests: the pattern is built here and copied, and has arrived when it returns. */
@@ -408,19 +403,18 @@ static enum kv_err cuda_digest(struct device *device, enum device_lane index,
 
 /* --- weights */
 
-static enum kv_err cuda_scratch(struct device *device, uint64_t bytes) {
-    (void)device;
-    (void)bytes;
-    return KV_OK;
-}
-
 static uint64_t cuda_weight_bytes(enum device_use use, enum ops_type type, uint32_t n, uint32_t k) {
     uint64_t packed = ops_weight_bytes(type, n, k);
 
     return packed && use == DEVICE_FACTOR ? 2ull * n * k : packed;
 }
 
-/* A factor is packed here, widened and rounded on the device. */
+static void write_details(struct cuda *cuda) {
+    snprintf(cuda->details, sizeof cuda->details, "%d multiprocessors\ncuda %d\n%s\n%s",
+             cuda->multiprocessors, CUDART_VERSION, BUILD_CUDA_FLAGS, cuda->gemm.text);
+}
+
+/* A factor is packed here, widened and rounded on the device; its shape gets an algorithm. */
 static enum kv_err cuda_weight_load(struct device *device, enum device_use use,
                                     struct ops_weight *weight, const uint8_t *tensor) {
     struct cuda *cuda = cuda_of(device);
@@ -444,6 +438,8 @@ static enum kv_err cuda_weight_load(struct device *device, enum device_use use,
             "rounding a weight");
         err = cuda_wait(device, DEVICE_STEP);
         weight->type = OPS_BF16;
+        cuda_gemm_pin(&cuda->gemm, weight->n, weight->k);
+        write_details(cuda);
     }
     if (at && use == DEVICE_FACTOR)
         cuda_put(device, at);
@@ -565,9 +561,10 @@ static void cuda_rmsnorm(struct device *device, const struct ops_rmsnorm *args) 
 
 static void cuda_matmul(struct device *device, const struct device_matmuls *args) {
     struct cuda *cuda = cuda_of(device);
-    uint64_t bytes = cuda_ops_matmul_scratch_bytes(args->args->rows, args->args->weight.k);
-    struct cuda_ops_matmul launch = {&cuda->ops,      args->args, args->count, NULL,
-                                     step_of(device), args->norm, args->glu};
+    uint64_t bytes =
+        cuda_ops_matmul_scratch_bytes(args->args->rows, args->singles, args->args->weight.k);
+    struct cuda_ops_matmul launch = {&cuda->ops, args->args,      args->count, args->singles,
+                                     NULL,       step_of(device), args->norm,  args->glu};
 
     if (bytes > cuda->matmul_scratch_bytes) {
         assert(!cuda->recording);
@@ -616,12 +613,6 @@ static enum kv_err cuda_append(struct device *device, const struct kvops_append 
     return error == cudaSuccess ? KV_OK : note(cuda, DEVICE_STEP, error, "keeping K and V");
 }
 
-static uint64_t cuda_fma_rate(struct device *device, uint64_t iterations) {
-    (void)device;
-    (void)iterations;
-    return 0;
-}
-
 /* --- opening */
 
 static void cuda_close(struct device *device) {
@@ -630,6 +621,7 @@ static void cuda_close(struct device *device) {
     (void)cudaSetDevice(cuda->index);
     (void)cudaDeviceSynchronize();
     drop_graphs(cuda);
+    cuda_gemm_close(&cuda->gemm);
     for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++) {
         struct lane *lane = &cuda->lanes[i];
         for (uint32_t k = 0; k < SLICES; k++)
@@ -660,13 +652,11 @@ static const struct device_ops cuda_ops = {
     .room = cuda_room,
     .host_get = cuda_host_get,
     .host_put = cuda_host_put,
-    .mapped = cuda_mapped,
     .fill = cuda_fill,
     .copy_in = cuda_copy_in,
     .copy_out = cuda_copy_out,
     .digest = cuda_digest,
     .wait = cuda_wait,
-    .scratch = cuda_scratch,
     .weight_bytes = cuda_weight_bytes,
     .weight_load = cuda_weight_load,
     .repeat_begin = cuda_repeat_begin,
@@ -683,7 +673,6 @@ static const struct device_ops cuda_ops = {
     .decode = cuda_decode,
     .seal = cuda_seal,
     .append = cuda_append,
-    .fma_rate = cuda_fma_rate,
 };
 
 static cudaError_t open_lane(struct lane *lane, int priority) {
@@ -726,6 +715,7 @@ static enum kv_err open_memory(struct cuda *cuda, const struct device_cuda_setti
 static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_settings *settings,
                              struct kv_diag *diag) {
     struct cudaDeviceProp properties;
+    const char *missing;
     int least = 0, greatest = 0;
     cudaError_t error = cudaSetDevice(cuda->index);
 
@@ -737,8 +727,7 @@ static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_setting
     snprintf(cuda->device.name, sizeof cuda->device.name, "%.100s (cuda:%d)", properties.name,
              cuda->index);
     snprintf(cuda->kind, sizeof cuda->kind, "cuda-sm%d%d", properties.major, properties.minor);
-    snprintf(cuda->details, sizeof cuda->details, "%d multiprocessors\ncuda %d\n%s\n",
-             properties.multiProcessorCount, CUDART_VERSION, BUILD_CUDA_FLAGS);
+    cuda->multiprocessors = properties.multiProcessorCount;
     if (properties.major * 10 + properties.minor < 80)
         return kv_diag_set(diag, KV_ERR_DEVICE,
                            "%s has compute capability %d.%d: 8.0 or newer is needed",
@@ -753,6 +742,15 @@ static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_setting
     if (error != cudaSuccess)
         return kv_diag_set(diag, KV_ERR_DEVICE, "%s: %s", cuda->device.name,
                            cudaGetErrorString(error));
+    missing = cuda_gemm_open(&cuda->gemm);
+    if (missing)
+        snprintf(
+            cuda->device.note, sizeof cuda->device.note,
+            "%s: prompts are read at a third of the speed; it comes with the CUDA toolkit, and "
+            "LD_LIBRARY_PATH can name its folder",
+            missing);
+    cuda->ops.gemm = missing ? NULL : &cuda->gemm;
+    write_details(cuda);
     return open_memory(cuda, settings, diag);
 }
 

@@ -51,29 +51,44 @@ static void apply_marks(const struct forward *forward, struct forward_seq *seqs,
     }
 }
 
-/* Places the rows of all sequences one after another; returns how many there are. */
+static void place_seq(struct forward *forward, struct forward_seq *seq, uint32_t first_row) {
+    uint32_t *ids = (uint32_t *)(forward->control_host + forward_inner_ids(forward)) + first_row;
+    uint32_t *position =
+        (uint32_t *)(forward->control_host + forward_inner_positions(forward)) + first_row;
+
+    assert(first_row + seq->kv.row_count <= forward->rows_max);
+    seq->kv.first_row = first_row;
+    seq->bad_layer = -1;
+    seq->bad_row = 0;
+    for (uint32_t row = 0; row < seq->kv.row_count; row++) {
+        assert(seq->position + row < forward->positions);
+        ids[row] = seq->ids[row];
+        position[row] = (uint32_t)(seq->position + row);
+#ifdef BREAK_POSITION
+        position[row] = row;
+#endif
+    }
+}
+
+/* Places the rows of all sequences one after another, single ones first; returns how many there
+ * are. */
 static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, uint32_t count) {
-    uint32_t *ids = (uint32_t *)(forward->control_host + forward_inner_ids(forward));
-    uint32_t *position = (uint32_t *)(forward->control_host + forward_inner_positions(forward));
     uint32_t rows = 0, singles = 0;
 
-    for (uint32_t i = 0; i < count; i++) {
-        struct forward_seq *seq = &seqs[i];
-        assert(seq->kv.row_count >= 1);
-        singles += seq->kv.row_count == 1;
-        seq->kv.first_row = rows;
-        seq->bad_layer = -1;
-        seq->bad_row = 0;
-        for (uint32_t row = 0; row < seq->kv.row_count; row++, rows++) {
-            assert(rows < forward->rows_max);
-            assert(seq->position + row < forward->positions);
-            ids[rows] = seq->ids[row];
-            position[rows] = (uint32_t)(seq->position + row);
-#ifdef BREAK_POSITION
-            position[rows] = row;
+    for (int leading = 1; leading >= 0; leading--)
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t own = seqs[i].kv.row_count;
+            int leads = own == 1;
+#ifdef BREAK_SINGLES_FIRST
+            leads = 1;
 #endif
+            assert(own >= 1);
+            if (leads != leading)
+                continue;
+            place_seq(forward, &seqs[i], rows);
+            singles += own == 1;
+            rows += own;
         }
-    }
     assert(singles <= forward->singles_max && count <= forward->singles_max + 1);
     assert(rows - singles <= FORWARD_CHUNK_ROWS);
     memset(forward->control_host + forward_inner_bad(forward), 0xff, rows * sizeof(int32_t));
@@ -149,6 +164,12 @@ static uint32_t tell_step(struct forward *forward, const struct forward_seq *seq
     return singles;
 }
 
+/* What a layer is computed over. */
+struct rows {
+    const struct kvops_pool *pool;
+    uint32_t count, seqs, singles; /* single rows come first */
+};
+
 static struct ops_matmul product(const struct ops_weight *weight, const float *x, float *y,
                                  uint32_t rows) {
     return (struct ops_matmul){.weight = *weight,
@@ -173,22 +194,23 @@ static struct ops_rmsnorm norm(const struct forward *forward, const float *x, co
 
 /* x += weight * y for one weight. */
 static void add_product(struct forward *forward, const struct ops_weight *weight, const float *y,
-                        uint32_t rows) {
-    struct ops_matmul args = product(weight, y, forward->x, rows);
-    struct device_matmuls products = {&args, 1, DEVICE_MATMUL, NULL, NULL};
+                        const struct rows *rows) {
+    struct ops_matmul args = product(weight, y, forward->x, rows->count);
+    struct device_matmuls products = {&args, 1, rows->singles, DEVICE_MATMUL, NULL, NULL};
 
     args.residual = forward->x;
     device_matmul(forward->device, &products);
 }
 
 static void project(struct forward *forward, const struct forward_layer *weights, uint32_t layer,
-                    uint32_t rows) {
+                    const struct rows *over) {
     const struct weights_geometry *g = &forward->geometry;
+    uint32_t rows = over->count;
     struct ops_matmul args[3] = {product(&weights->q, forward->normed, forward->q, rows),
                                  product(&weights->k, forward->normed, forward->k, rows),
                                  product(&weights->v, forward->normed, forward->v, rows)};
     struct ops_rmsnorm first = norm(forward, forward->x, weights->attn_norm, forward->normed, rows);
-    struct device_matmuls products = {args, 3, DEVICE_MATMUL, &first, NULL};
+    struct device_matmuls products = {args, 3, over->singles, DEVICE_MATMUL, &first, NULL};
     struct ops_rope rope = {
         .q = forward->q,
         .k = forward->k,
@@ -208,12 +230,6 @@ static void project(struct forward *forward, const struct forward_layer *weights
     device_matmul(forward->device, &products);
     device_rope(forward->device, &rope);
 }
-
-/* What a layer is computed over. */
-struct rows {
-    const struct kvops_pool *pool;
-    uint32_t count, seqs, singles;
-};
 
 static void attend(struct forward *forward, const struct rows *rows, uint32_t layer) {
     const struct kvops_seq *seqs =
@@ -238,14 +254,15 @@ static void attend(struct forward *forward, const struct rows *rows, uint32_t la
 }
 
 static void feed_forward(struct forward *forward, const struct forward_layer *weights,
-                         uint32_t rows) {
+                         const struct rows *over) {
+    uint32_t rows = over->count;
     struct ops_matmul args[2] = {product(&weights->gate, forward->normed, forward->gate, rows),
                                  product(&weights->up, forward->normed, forward->up, rows)};
     struct ops_rmsnorm first = norm(forward, forward->x, weights->ffn_norm, forward->normed, rows);
-    struct device_matmuls products = {args, 2, DEVICE_MATMUL, &first, forward->gate};
+    struct device_matmuls products = {args, 2, over->singles, DEVICE_MATMUL, &first, forward->gate};
 
     device_matmul(forward->device, &products);
-    add_product(forward, &weights->down, forward->gate, rows);
+    add_product(forward, &weights->down, forward->gate, over);
 }
 
 static void check(struct forward *forward, uint32_t layer, uint32_t rows) {
@@ -272,10 +289,10 @@ static void run_layers(struct forward *forward, const struct rows *rows, int fin
     device_embed(forward->device, &embed);
     for (uint32_t layer = 0; layer < forward->geometry.layers; layer++) {
         const struct forward_layer *weights = &forward->layer[layer];
-        project(forward, weights, layer, rows->count);
+        project(forward, weights, layer, rows);
         attend(forward, rows, layer);
-        add_product(forward, &weights->o, forward->attended, rows->count);
-        feed_forward(forward, weights, rows->count);
+        add_product(forward, &weights->o, forward->attended, rows);
+        feed_forward(forward, weights, rows);
         if (find || layer + 1 == forward->geometry.layers)
             check(forward, layer, rows->count);
     }
@@ -334,7 +351,7 @@ static void head_norm(const struct forward *forward, const struct forward_seq *s
 static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
                              const struct rows *rows, uint32_t count) {
     struct ops_matmul args = product(&forward->output, forward->normed, forward->logits, count);
-    struct device_matmuls products = {&args, 1, DEVICE_HEAD, NULL, NULL};
+    struct device_matmuls products = {&args, 1, count, DEVICE_HEAD, NULL, NULL};
     float *all = forward->logits_host;
     enum kv_err err;
 

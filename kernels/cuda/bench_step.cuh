@@ -133,7 +133,7 @@ static inline void step_make_activations(bench &bench, step &step, const bench_s
     step.x = bench_take<float>(bench, rows * STEP_HIDDEN);
     step.normed = bench_take<float>(bench, rows * STEP_HIDDEN);
     step.rounded =
-        bench_take<uint16_t>(bench, cuda_ops_matmul_scratch_bytes(rows, STEP_FFN) / 2 + 16);
+        bench_take<uint16_t>(bench, cuda_ops_matmul_scratch_bytes(rows, rows, STEP_FFN) / 2 + 16);
     step.logits = bench_take<float>(bench, (size_t)rows * STEP_VOCAB);
 }
 
@@ -163,8 +163,13 @@ static inline void step_multiply(bench &bench, const step &step, const struct op
     struct ops_rmsnorm norm = {around.norm_x, step.gain,   (float *)around.norm_y,
                                STEP_HIDDEN,   STEP_HIDDEN, step.rows,
                                STEP_HIDDEN,   1e-5f};
-    struct cuda_ops_matmul launch = {&bench.ops,   args,         count,
-                                     step.rounded, bench.stream, around.norm_x ? &norm : NULL,
+    struct cuda_ops_matmul launch = {&bench.ops,
+                                     args,
+                                     count,
+                                     step.rows,
+                                     step.rounded,
+                                     bench.stream,
+                                     around.norm_x ? &norm : NULL,
                                      around.glu};
 
     bench_ok(bench, cuda_ops_matmul(&launch));

@@ -21,6 +21,7 @@
 extern "C" {
 #endif
 
+#include "kernels/cuda/cuda_gemm.h"
 #include "kernels/ops.h"
 
 cudaError_t cuda_ops_embed(const struct ops_embed *args, cudaStream_t stream);
@@ -36,20 +37,28 @@ cudaError_t cuda_ops_top(const struct ops_top *args, void *scratch, cudaStream_t
 
 /* Of the current device; must succeed once per device before cuda_ops_matmul. */
 struct cuda_ops_device {
-    uint32_t thin_ctas[3]; /* CTAs at once: to 2 rows, to 8, to 16 */
-    uint32_t overlap;      /* 1 when a kernel may start before the preceding one has ended */
+    uint32_t thin_ctas[3];  /* CTAs at once: to 2 rows, to 8, to 16 */
+    uint32_t overlap;       /* 1 when a kernel may start before the preceding one has ended */
+    struct cuda_gemm *gemm; /* NULL, or what multiplies rows of chunks; the caller sets it */
 };
 cudaError_t cuda_ops_open(struct cuda_ops_device *device_out);
 
 /* Products that share x, x_stride, rows and k. Here weight.type is OPS_BF16 and weight.bytes is
  * BF16 [n][k] row by row (cuda_ops_weight_rows), 16-byte aligned as x is; x_stride is a multiple of
- * 4. A row's bits depend on x, W and k alone, whatever rows are beside it. Weights may be read
- * before the preceding kernel of the stream has ended; everything else is read after its end. */
-enum { CUDA_OPS_PRODUCTS_MAX = 4 };
+ * 4. The first `singles` rows are of kernels of ours; the others, rows of chunks, go through
+ * device->gemm if that takes all products and they have CUDA_OPS_LIBRARY_WEIGHTS weights together,
+ * else they are as the first. A row's bits depend on x, W, k, n and that class alone, whatever rows
+ * are beside it. Weights may be read before the preceding kernel of the stream has ended;
+ * everything else is read after its end. */
+enum {
+    CUDA_OPS_PRODUCTS_MAX = 4,
+    CUDA_OPS_LIBRARY_WEIGHTS = 1 << 22 /* below, a call of the library costs more than it saves */
+};
 struct cuda_ops_matmul {
     const struct cuda_ops_device *device;
     const struct ops_matmul *args;
     uint32_t count;    /* 1 .. CUDA_OPS_PRODUCTS_MAX */
+    uint32_t singles;  /* 0 .. rows */
     uint16_t *scratch; /* cuda_ops_matmul_scratch_bytes, 16-byte aligned; NULL when that is 0 */
     cudaStream_t stream;
     /* NULL, or the norm whose y is x: done first, y may stay unwritten. Its rows, width and
@@ -59,7 +68,7 @@ struct cuda_ops_matmul {
      * residual: done last; their y, contiguous, may stay unwritten. */
     float *glu;
 };
-size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t k);
+size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t singles, uint32_t k);
 cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch);
 
 /* rows[n][k] = the packed weights, any type, rounded to BF16 (nearest even): the bits of

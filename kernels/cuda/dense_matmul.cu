@@ -2,26 +2,26 @@
  *
  * Responsible for: struct ops_matmul on the device for any number of rows, several products over
  * the same x in one launch, with the norm before and the SwiGLU behind them where that is asked for
- * (the bits of the separate kernels); weights of every type as BF16 rows.
- * Not responsible for: attention, choosing which rows go together.
+ * (the bits of the separate kernels).
+ * Not responsible for: attention, choosing which rows go together, rows of chunks where cuBLASLt is
+ * there (dense_gemm.cu).
  *
- * The bits of a row depend on x, W and k alone: not on the other rows, their number, n, the kernel
- * taken or the device's size. k is cut into PARTS ranges of whole units of 32; a part adds its
- * units in order, two m16n8k16 MMAs each (a thread's 16 bytes of W and of x are the operands of
+ * The bits of a single row depend on x, W and k alone: not on the other rows, their number, n, the
+ * kernel taken or the device's size. k is cut into PARTS ranges of whole units of 32; a part adds
+ * its units in order, two m16n8k16 MMAs each (a thread's 16 bytes of W and of x are the operands of
  * both, so k is permuted inside a unit, in both kernels alike); parts are then added left to right
  * in fp32, and the residual last. No sum is shared by CTAs. x is rounded to BF16 (nearest even).
  *
  * Against the fp32 twin over the same BF16 weights: |difference| of an output is at most
  * (2^-8 + (k / 16 + 2k + 10) * 2^-23) * sum|x w|: rounding of x, then fp32 sums that may truncate.
  *
- * Moves W once to 16 rows (thin kernel) or once per 128 rows (wide kernel), and x once per CTA.
- * Expected on an H200: thin 0.82 (4,096 outputs) to 1.0 of the copy rate at one row; wide 200
- * TFLOP/s. The thin kernel asks for weights before the previous kernel has ended (sm_90).
+ * Moves W once to 16 rows (thin kernel) or once per 64 rows (wide kernel), and x once per CTA.
+ * Expected on an H200: thin 0.82 (4,096 outputs) to 1.0 of the copy rate at one row; wide 135
+ * to 175 TFLOP/s. The thin kernel asks for weights before the previous kernel has ended (sm_90).
  */
-#include <cuda_bf16.h>
-
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_dense.cuh"
+#include "kernels/cuda/device_mma.cuh"
 
 enum {
     PARTS = 8,
@@ -29,9 +29,7 @@ enum {
     NARROW_ROWS = 2, /* thin kernels by row count */
     NORM_PART = 512, /* values of a row that a warp fetches for the norm */
     HALF_ROWS = 8,
-    THIN_ROWS = 16,
-    WIDE_ROWS = 64, /* up to here the smaller wide kernel */
-    WIDE_OUTPUTS = 64
+    THIN_ROWS = 16
 };
 
 struct product {
@@ -68,57 +66,6 @@ static __device__ __forceinline__ const struct product &product_of(const struct 
     while (i + 1 < args.count && tile >= args.of[i + 1].first_tile)
         i++;
     return args.of[i];
-}
-
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int PENDING> static __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-static __device__ __forceinline__ uint4 shared_get(uint32_t from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
-
-static __device__ __forceinline__ void mma(float acc[4], const uint32_t (&a)[4], uint32_t b0,
-                                           uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* Half a unit of k: `low` and `high` hold 8 weights of outputs g and g + 8, `b` 8 values of a row.
- * The halves come in order, other sums in between, as an MMA waits for the last one on its sum. */
-template <int HALF>
-static __device__ __forceinline__ void multiply(float acc[4], const uint4 &low, const uint4 &high,
-                                                const uint4 &b) {
-    if (HALF == 0)
-        mma(acc, {low.x, high.x, low.y, high.y}, b.x, b.y);
-    else
-        mma(acc, {low.z, high.z, low.w, high.w}, b.z, b.w);
-}
-
-static __device__ __forceinline__ uint32_t pair_bf16(float first, float second) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return *(const uint32_t *)&pair;
-}
-
-static __device__ __forceinline__ uint4 eight_bf16(const float4 &first, const float4 &second) {
-    return make_uint4(pair_bf16(first.x, first.y), pair_bf16(first.z, first.w),
-                      pair_bf16(second.x, second.y), pair_bf16(second.z, second.w));
 }
 
 /* --- up to 16 rows: a CTA takes 16 * MT outputs at a time, each warp one part of k, with a ring of
@@ -388,60 +335,57 @@ static __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* --- more rows: a CTA takes 64 outputs of 32 * WN rows, a warp 32 of each. A step is two units. */
+/* --- more rows: a CTA takes 64 outputs of 64 rows, a warp 32 of each. A step is two units. */
 
-template <int WN> struct wide_shape {
-    static constexpr uint32_t ROWS = 32 * WN;
-    static constexpr uint32_t THREADS = 64 * WN;
-    static constexpr uint32_t STAGES = WN == 4 ? 4 : 6;
-    static constexpr uint32_t UNIT_BYTES = (WIDE_OUTPUTS + ROWS) * OPS_K_UNIT * 2;
-    static constexpr uint32_t STAGE_BYTES = 2 * UNIT_BYTES;
-    static constexpr uint32_t BYTES = STAGES * STAGE_BYTES;
+enum {
+    WIDE_OUTPUTS = 64,
+    WIDE_ROWS = 64,
+    WIDE_THREADS = 128,
+    WIDE_STAGES = 6,
+    WIDE_UNIT_BYTES = (WIDE_OUTPUTS + WIDE_ROWS) * OPS_K_UNIT * 2,
+    WIDE_STAGE_BYTES = 2 * WIDE_UNIT_BYTES,
+    WIDE_BYTES = WIDE_STAGES * WIDE_STAGE_BYTES,
+    WIDE_COPIES = WIDE_OUTPUTS * 4 / WIDE_THREADS /* of 16 bytes, by a thread, of W and of x each */
 };
 
 /* What a thread copies of every unit: 16 bytes of a row of each. Rows that do not exist are not
  * copied: their sums are of what lies there and go nowhere. */
-template <int WN> struct wide_source {
-    const uint16_t *w[WIDE_OUTPUTS * 4 / wide_shape<WN>::THREADS];
-    const uint16_t *x[wide_shape<WN>::ROWS * 4 / wide_shape<WN>::THREADS];
+struct wide_source {
+    const uint16_t *w[WIDE_COPIES];
+    const uint16_t *x[WIDE_COPIES];
 };
 
-template <int WN>
-static __device__ __forceinline__ wide_source<WN> wide_from(const struct products &args,
-                                                            const struct product &product) {
-    using shape = wide_shape<WN>;
+static __device__ __forceinline__ wide_source wide_from(const struct products &args,
+                                                        const struct product &product) {
     uint32_t output = (blockIdx.y - product.first_tile) * WIDE_OUTPUTS + threadIdx.x / 4;
-    uint32_t row = blockIdx.x * shape::ROWS + threadIdx.x / 4, part = threadIdx.x % 4 * 8;
-    wide_source<WN> from;
+    uint32_t row = blockIdx.x * WIDE_ROWS + threadIdx.x / 4, part = threadIdx.x % 4 * 8;
+    wide_source from;
 
 #pragma unroll
-    for (uint32_t i = 0; i < WIDE_OUTPUTS * 4 / shape::THREADS; i++, output += shape::THREADS / 4)
+    for (uint32_t i = 0; i < WIDE_COPIES; i++, output += WIDE_THREADS / 4)
         from.w[i] = output < product.n ? product.weight + (uint64_t)output * args.k + part : NULL;
 #pragma unroll
-    for (uint32_t i = 0; i < shape::ROWS * 4 / shape::THREADS; i++, row += shape::THREADS / 4)
+    for (uint32_t i = 0; i < WIDE_COPIES; i++, row += WIDE_THREADS / 4)
         from.x[i] = row < args.rows ? args.x_bf16 + (uint64_t)row * args.k + part : NULL;
     return from;
 }
 
-/* Two units of k into a stage: [unit]{W [64][32], x [ROWS][32]}; the pointers go on. */
-template <int WN>
-static __device__ __forceinline__ void wide_request(wide_source<WN> &from, uint32_t units,
+/* Two units of k into a stage: [unit]{W [64][32], x [64][32]}; the pointers go on. */
+static __device__ __forceinline__ void wide_request(wide_source &from, uint32_t units,
                                                     uint32_t to) {
-    using shape = wide_shape<WN>;
-
 #pragma unroll
     for (uint32_t u = 0; u < 2; u++) {
         if (u >= units)
             break;
 #pragma unroll
-        for (uint32_t i = 0; i < WIDE_OUTPUTS * 4 / shape::THREADS; i++)
+        for (uint32_t i = 0; i < WIDE_COPIES; i++)
             if (from.w[i])
-                copy16(to + u * shape::UNIT_BYTES + i * shape::THREADS * 16,
+                copy16(to + u * WIDE_UNIT_BYTES + i * WIDE_THREADS * 16,
                        from.w[i] + u * OPS_K_UNIT);
 #pragma unroll
-        for (uint32_t i = 0; i < shape::ROWS * 4 / shape::THREADS; i++)
+        for (uint32_t i = 0; i < WIDE_COPIES; i++)
             if (from.x[i])
-                copy16(to + u * shape::UNIT_BYTES + WIDE_OUTPUTS * 64 + i * shape::THREADS * 16,
+                copy16(to + u * WIDE_UNIT_BYTES + WIDE_OUTPUTS * 64 + i * WIDE_THREADS * 16,
                        from.x[i] + u * OPS_K_UNIT);
     }
 #pragma unroll
@@ -520,42 +464,40 @@ static __device__ __forceinline__ void wide_store(const struct products &args,
             }
 }
 
-template <int WN>
-static __global__ void __launch_bounds__(64 * WN, 2)
+static __global__ void __launch_bounds__(WIDE_THREADS, 2)
     wide_kernel(const __grid_constant__ struct products args) {
-    using shape = wide_shape<WN>;
     extern __shared__ __align__(16) uint8_t shared[];
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), units = args.k / OPS_K_UNIT;
     uint32_t part = 0, bound = part_first(args.k, 1);
     const struct product &product = product_of(args, blockIdx.y);
     wide_sums sums = {};
 
-    wide_source<WN> from = wide_from<WN>(args, product);
+    wide_source from = wide_from(args, product);
     uint32_t put = base + threadIdx.x * 16, asked = 0, get = base;
 
     dense_let_next_start();
     dense_wait_for_previous();
-    for (uint32_t i = 0; i + 1 < shape::STAGES; i++, asked += 2)
-        wide_request<WN>(from, asked < units ? units - asked : 0, put + i * shape::STAGE_BYTES);
-    put += (shape::STAGES - 1) * shape::STAGE_BYTES;
+    for (uint32_t i = 0; i + 1 < WIDE_STAGES; i++, asked += 2)
+        wide_request(from, asked < units ? units - asked : 0, put + i * WIDE_STAGE_BYTES);
+    put += (WIDE_STAGES - 1) * WIDE_STAGE_BYTES;
     for (uint32_t unit = 0; unit < units; unit += 2, asked += 2) {
-        copy_wait<shape::STAGES - 2>();
+        copy_wait<WIDE_STAGES - 2>();
         __syncthreads();
-        wide_request<WN>(from, asked < units ? units - asked : 0, put);
-        put = put + shape::STAGE_BYTES < base + shape::BYTES ? put + shape::STAGE_BYTES
-                                                             : base + threadIdx.x * 16;
+        wide_request(from, asked < units ? units - asked : 0, put);
+        put = put + WIDE_STAGE_BYTES < base + WIDE_BYTES ? put + WIDE_STAGE_BYTES
+                                                         : base + threadIdx.x * 16;
 #pragma unroll
         for (uint32_t u = 0; u < 2; u++) {
             if (unit + u >= units)
                 break;
             for (; unit + u == bound; bound = part_first(args.k, ++part + 1))
                 wide_fold(sums);
-            wide_unit(get + u * shape::UNIT_BYTES, sums);
+            wide_unit(get + u * WIDE_UNIT_BYTES, sums);
         }
-        get = get + shape::STAGE_BYTES < base + shape::BYTES ? get + shape::STAGE_BYTES : base;
+        get = get + WIDE_STAGE_BYTES < base + WIDE_BYTES ? get + WIDE_STAGE_BYTES : base;
     }
     wide_fold(sums);
-    wide_store(args, product, blockIdx.x * shape::ROWS, sums);
+    wide_store(args, product, blockIdx.x * WIDE_ROWS, sums);
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -598,13 +540,12 @@ static void thin_forms(struct kernel forms[THIN_FORMS]) {
 }
 
 extern "C" cudaError_t cuda_ops_open(struct cuda_ops_device *device_out) {
-    struct kernel kernels[THIN_FORMS + 2];
+    struct kernel kernels[THIN_FORMS + 1];
     int device, count, major, ctas[SHAPES];
     cudaError_t error = cudaGetDevice(&device);
 
     thin_forms(kernels);
-    kernels[THIN_FORMS] = {(const void *)wide_kernel<2>, wide_shape<2>::BYTES, 0};
-    kernels[THIN_FORMS + 1] = {(const void *)wide_kernel<4>, wide_shape<4>::BYTES, 0};
+    kernels[THIN_FORMS] = {(const void *)wide_kernel, WIDE_BYTES, 0};
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     if (error == cudaSuccess)
@@ -624,11 +565,12 @@ extern "C" cudaError_t cuda_ops_open(struct cuda_ops_device *device_out) {
     for (int i = 0; i < SHAPES; i++)
         device_out->thin_ctas[i] = (uint32_t)(ctas[i] * count);
     device_out->overlap = major >= 9;
+    device_out->gemm = NULL;
     return cudaSuccess;
 }
 
-extern "C" size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t k) {
-    return rows > NARROW_ROWS ? (size_t)rows * k * sizeof(uint16_t) : 0;
+extern "C" size_t cuda_ops_matmul_scratch_bytes(uint32_t rows, uint32_t singles, uint32_t k) {
+    return rows > NARROW_ROWS || rows > singles ? (size_t)rows * k * sizeof(uint16_t) : 0;
 }
 
 /* Products in launch order; a tile has `outputs` of one product, or of both with GLU. */
@@ -694,22 +636,26 @@ static cudaError_t launch_thin(const struct cuda_ops_matmul *launch, uint32_t sh
                         arguments);
 }
 
-template <int WN> static cudaError_t launch_wide(const struct cuda_ops_matmul *launch) {
-    using shape = wide_shape<WN>;
-    struct products products = products_of(launch, WIDE_OUTPUTS);
-    dim3 grid((products.rows + shape::ROWS - 1) / shape::ROWS, products.tiles);
+/* SwiGLU of products that were made apart. */
+static cudaError_t launch_glu(const struct cuda_ops_matmul *launch) {
     const struct ops_matmul *args = launch->args;
-    void *arguments[] = {&products};
-    cudaError_t error = dense_launch(
-        (const void *)wide_kernel<WN>,
-        {grid, dim3(shape::THREADS), shape::BYTES, launch->stream, launch->device->overlap},
-        arguments);
 
-    if (error != cudaSuccess || !launch->glu)
-        return error;
+    if (!launch->glu)
+        return cudaSuccess;
     struct ops_swiglu glu = {args[0].y, args[1].y, launch->glu,
                              (size_t)args->rows * args->weight.n};
     return cuda_ops_swiglu(&glu, launch->stream);
+}
+
+static cudaError_t launch_wide(const struct cuda_ops_matmul *launch) {
+    struct products products = products_of(launch, WIDE_OUTPUTS);
+    dim3 grid((products.rows + WIDE_ROWS - 1) / WIDE_ROWS, products.tiles);
+    void *arguments[] = {&products};
+    cudaError_t error = dense_launch(
+        (const void *)wide_kernel,
+        {grid, dim3(WIDE_THREADS), WIDE_BYTES, launch->stream, launch->device->overlap}, arguments);
+
+    return error == cudaSuccess ? launch_glu(launch) : error;
 }
 
 /* Whether the thin kernel can do the norm itself. */
@@ -717,16 +663,8 @@ static bool norm_fits(const struct cuda_ops_matmul *launch) {
     return launch->args->rows == 1 && launch->args->weight.k <= PARTS * NORM_PART;
 }
 
-/* Whether CTAs of 128 rows are enough to give every multiprocessor more than one. */
-static bool wide_pays(const struct cuda_ops_matmul *launch) {
-    uint32_t rows = launch->args->rows, tiles = 0;
-
-    for (uint32_t i = 0; i < launch->count; i++)
-        tiles += (launch->args[i].weight.n + WIDE_OUTPUTS - 1) / WIDE_OUTPUTS;
-    return rows > WIDE_ROWS && tiles * ((rows + 127) / 128) > launch->device->thin_ctas[0] / 2;
-}
-
-extern "C" cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch) {
+/* By the kernels of this file. */
+static cudaError_t multiply_singles(const struct cuda_ops_matmul *launch) {
     uint32_t rows = launch->args->rows;
     cudaError_t error;
 
@@ -745,30 +683,75 @@ extern "C" cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch) {
         return error;
     if (rows <= THIN_ROWS)
         return launch_thin(launch, rows <= HALF_ROWS ? 1 : 2);
-    return wide_pays(launch) ? launch_wide<4>(launch) : launch_wide<2>(launch);
+    return launch_wide(launch);
 }
 
-/* Thread: one k of an output, so that writes are contiguous; the panel's unit stays in L1. */
-static __global__ void __launch_bounds__(THREADS)
-    weight_rows_kernel(const __grid_constant__ struct ops_weight packed, uint16_t *rows) {
-    uint64_t k = blockIdx.x * (uint64_t)THREADS + threadIdx.x, unit_bytes;
+/* Rows of chunks, where every product is taken by the library. */
+static cudaError_t multiply_chunk(const struct cuda_ops_matmul *launch) {
+    cudaError_t error = launch_round(launch);
 
-    if (k >= packed.k)
-        return;
-    unit_bytes = dense_unit_bytes(packed.type);
-    for (uint32_t n = blockIdx.y; n < packed.n; n += gridDim.y) {
-        const uint8_t *unit =
-            packed.bytes +
-            ((uint64_t)(n / OPS_PANEL) * (packed.k / OPS_K_UNIT) + k / OPS_K_UNIT) * unit_bytes;
-        rows[(uint64_t)n * packed.k + k] =
-            dense_to_bf16(dense_widen(packed.type, unit, n % OPS_PANEL, (uint32_t)k % OPS_K_UNIT));
+    for (uint32_t i = 0; i < launch->count && error == cudaSuccess; i++)
+        error = cuda_gemm_multiply(launch->device->gemm, &launch->args[i], launch->scratch,
+                                   launch->stream);
+    return error == cudaSuccess ? launch_glu(launch) : error;
+}
+
+/* Some rows of a launch as a launch of their own. */
+struct span {
+    struct ops_matmul args[CUDA_OPS_PRODUCTS_MAX];
+    struct ops_rmsnorm norm;
+    struct cuda_ops_matmul launch;
+};
+
+static void span_of(const struct cuda_ops_matmul *launch, uint32_t first, uint32_t rows,
+                    struct span *span_out) {
+    span_out->launch = *launch;
+    span_out->launch.args = span_out->args;
+    span_out->launch.scratch += (uint64_t)first * launch->args->weight.k;
+    for (uint32_t i = 0; i < launch->count; i++) {
+        struct ops_matmul *args = &span_out->args[i];
+        *args = launch->args[i];
+        args->x += first * args->x_stride;
+        args->y += first * args->y_stride;
+        args->residual += args->residual ? first * args->y_stride : 0;
+        args->rows = rows;
     }
+    if (launch->norm) {
+        span_out->norm = *launch->norm;
+        span_out->norm.x += first * launch->norm->x_stride;
+        span_out->norm.y += first * launch->norm->y_stride;
+        span_out->norm.rows = rows;
+        span_out->launch.norm = &span_out->norm;
+    }
+    if (launch->glu)
+        span_out->launch.glu += (uint64_t)first * launch->args->weight.n;
 }
 
-extern "C" cudaError_t cuda_ops_weight_rows(const struct ops_weight *packed, uint16_t *rows,
-                                            cudaStream_t stream) {
-    dim3 grid((packed->k + THREADS - 1) / THREADS, packed->n < 65535 ? packed->n : 65535);
+/* Whether rows of chunks go through the library: a matter of the weights alone. */
+static bool library_takes(const struct cuda_ops_matmul *launch) {
+    uint64_t weights = 0;
 
-    weight_rows_kernel<<<grid, THREADS, 0, stream>>>(*packed, rows);
-    return cudaGetLastError();
+    if (!launch->device->gemm)
+        return false;
+    for (uint32_t i = 0; i < launch->count; i++) {
+        if (!cuda_gemm_takes(launch->device->gemm, &launch->args[i]))
+            return false;
+        weights += (uint64_t)launch->args[i].weight.n * launch->args[i].weight.k;
+    }
+    return weights >= CUDA_OPS_LIBRARY_WEIGHTS;
+}
+
+extern "C" cudaError_t cuda_ops_matmul(const struct cuda_ops_matmul *launch) {
+    uint32_t rows = launch->args->rows, singles = launch->singles;
+    struct span span;
+    cudaError_t error;
+
+    if (singles >= rows || !library_takes(launch))
+        return multiply_singles(launch);
+    span_of(launch, 0, singles, &span);
+    error = multiply_singles(&span.launch);
+    if (error != cudaSuccess)
+        return error;
+    span_of(launch, singles, rows - singles, &span);
+    return multiply_chunk(&span.launch);
 }
