@@ -74,6 +74,11 @@ enum kv_err index_apply(struct index *index, const uint8_t *ops, size_t ops_byte
 /* Makes an index opened with INDEX_CREATE durable. KV_ERR_IO, KV_ERR_NO_SPACE. */
 enum kv_err index_sync(struct index *index, struct kv_diag *diag);
 
+/* `fresh`, made with INDEX_CREATE, synced, and by now in the place of the other, becomes what
+ * stands behind `index`; look-ups of other threads go on. `fresh` is to be closed afterwards. By
+ * the thread that applies. */
+void index_replace(struct index *index, struct index *fresh);
+
 uint64_t index_bytes(struct index *index);   /* in use, of its file */
 uint64_t index_commits(struct index *index); /* since it was made */
 

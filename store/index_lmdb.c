@@ -492,6 +492,21 @@ enum kv_err index_sync(struct index *index, struct kv_diag *diag) {
     return translate(rc, diag, "sync");
 }
 
+void index_replace(struct index *index, struct index *fresh) {
+    int dir = index->dir;
+    MDB_env *env = index->env;
+    pthread_rwlock_wrlock(&index->resize);
+    /* From now on a commit is durable when it returns. */
+    (void)mdb_env_set_flags(fresh->env, MDB_NOSYNC, 0);
+    index->env = fresh->env;
+    index->records = fresh->records;
+    index->states = fresh->states;
+    index->dir = fresh->dir;
+    fresh->env = env;
+    fresh->dir = dir;
+    pthread_rwlock_unlock(&index->resize);
+}
+
 uint64_t index_bytes(struct index *index) {
     MDB_envinfo info;
     MDB_stat stat;

@@ -1,7 +1,7 @@
 /* store/rebuild.c - an index from segments alone.
  *
  * Responsible for: putting the batch records of all segments into their chain, replaying them into
- * index.tmp, and renaming that.
+ * index.tmp, and renaming that; the same beside a writer that goes on.
  * Not responsible for: finding and checking one record (recover.c).
  *
  * Nothing in seg/ is changed here. A new store is the rebuild of no segments.
@@ -10,6 +10,7 @@
 #include "store/store_inner.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -247,23 +248,39 @@ static enum kv_err put_in_place(struct store *store, struct kv_diag *diag) {
     return KV_OK;
 }
 
-enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_diag *diag) {
+/* Everything but the state, into index.tmp. */
+static enum kv_err replay_into_tmp(struct rebuild *rebuild, const char *dir_path,
+                                   struct kv_diag *diag) {
+    struct store *store = rebuild->store;
     enum kv_err err = KV_OK;
-    struct rebuild rebuild = {.store = store};
     struct index_options options = {.mode = INDEX_CREATE,
                                     .door = store->options.door,
                                     .alloc = store->options.alloc,
                                     .dir = store->dir,
                                     .dir_path = dir_path,
                                     .name = tmp_name};
-    memcpy(rebuild.state.store_id, store->id, FMT_ID_BYTES);
-    rebuild.state.tail.segment = 1;
-    rebuild.state.extent_id_next = 1;
+    memcpy(rebuild->state.store_id, store->id, FMT_ID_BYTES);
+    rebuild->state.tail.segment = 1;
+    rebuild->state.extent_id_next = 1;
     KV_TRY(remove_index(store, tmp_name, diag));
-    KV_TRY(index_open(&options, &rebuild.index, diag));
-    KV_TRY(collect(&rebuild, diag));
-    KV_TRY(replay_all(&rebuild, diag));
-    KV_TRY(count_missing(&rebuild, diag));
+    KV_TRY(index_open(&options, &rebuild->index, diag));
+    KV_TRY(collect(rebuild, diag));
+    KV_TRY(replay_all(rebuild, diag));
+    KV_TRY(count_missing(rebuild, diag));
+done:
+    return err;
+}
+
+static void release(struct rebuild *rebuild) {
+    index_close(rebuild->index);
+    kv_alloc_release(rebuild->store->options.alloc, rebuild->gaps);
+    kv_alloc_release(rebuild->store->options.alloc, rebuild->list.items);
+}
+
+enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    struct rebuild rebuild = {.store = store};
+    KV_TRY(replay_into_tmp(&rebuild, dir_path, diag));
     KV_TRY(finish_state(&rebuild, diag));
     KV_TRY(index_sync(rebuild.index, diag));
     index_close(rebuild.index);
@@ -271,8 +288,71 @@ enum kv_err rebuild_index(struct store *store, const char *dir_path, struct kv_d
     KV_TRY(put_in_place(store, diag));
     report(&rebuild);
 done:
-    index_close(rebuild.index);
-    kv_alloc_release(store->options.alloc, rebuild.gaps);
-    kv_alloc_release(store->options.alloc, rebuild.list.items);
+    release(&rebuild);
+    return err;
+}
+
+/* --- beside a writer that goes on */
+
+/* Whoever has the store open knows what its last batch was: the state stays what it is. */
+static enum kv_err agree(struct rebuild *rebuild, struct kv_diag *diag) {
+    struct store *store = rebuild->store;
+    const struct fmt_state *made = &rebuild->state;
+    pthread_mutex_lock(&store->lock);
+    struct fmt_state state = store->state;
+    pthread_mutex_unlock(&store->lock);
+#ifndef BREAK_REINDEX_AGREE
+    if (made->sequence != state.sequence || made->record_count != state.record_count ||
+        made->live_bytes != state.live_bytes)
+        return kv_diag_set(
+            diag, KV_ERR_MISMATCH,
+            "the segments hold %llu batches and %llu records, the index %llu and "
+            "%llu: nothing was changed; end the program that has the store, then "
+            "`coldplane fsck` and `coldplane fsck --rebuild-index`",
+            (unsigned long long)made->sequence, (unsigned long long)made->record_count,
+            (unsigned long long)state.sequence, (unsigned long long)state.record_count);
+#endif
+    return index_apply(rebuild->index, NULL, 0, &state, diag);
+}
+
+/* The sentence stands in `note_out` and not for ever in what the opening found. */
+static void report_apart(const struct rebuild *rebuild, char note_out[STORE_NOTE_BYTES]) {
+    struct store *store = rebuild->store;
+    char opened[STORE_NOTE_BYTES];
+    pthread_mutex_lock(&store->lock);
+    memcpy(opened, store->opened, sizeof opened);
+    store->opened[0] = 0;
+    report(rebuild);
+    memcpy(note_out, store->opened, sizeof opened);
+    memcpy(store->opened, opened, sizeof opened);
+    pthread_mutex_unlock(&store->lock);
+}
+
+enum kv_err store_reindex(struct store *store, char note_out[STORE_NOTE_BYTES],
+                          struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    char path[32];
+    struct rebuild rebuild = {.store = store};
+    note_out[0] = 0;
+    if (store->options.read_only)
+        return kv_diag_set(diag, KV_ERR_INVALID, "the store is open for reading only");
+    if (store->batch.open)
+        return kv_diag_set(diag, KV_ERR_BUSY, "a batch is open");
+    snprintf(path, sizeof path, "/proc/self/fd/%d", store->dir);
+    KV_TRY(replay_into_tmp(&rebuild, path, diag));
+    KV_TRY(agree(&rebuild, diag));
+    KV_TRY(index_sync(rebuild.index, diag));
+    err = put_in_place(store, diag);
+    if (err == KV_OK) {
+        index_replace(store->index, rebuild.index);
+        report_apart(&rebuild, note_out);
+    } else {
+        /* The files of the one in use may be gone: the next opening makes it anew. */
+        pthread_mutex_lock(&store->lock);
+        store->refuses_writes = 1;
+        pthread_mutex_unlock(&store->lock);
+    }
+done:
+    release(&rebuild);
     return err;
 }

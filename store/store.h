@@ -71,6 +71,17 @@ void store_options_limit(struct store_options *options, uint64_t bytes_max);
 enum kv_err store_open(const struct store_options *options, struct store **out,
                        struct kv_diag *diag);
 
+/* Makes the index anew from the segments while the store is open for writing: what LMDB has freed
+ * of the one before is gone with it. Readers of this process go on; those of others see no later
+ * batch until they open again. `note_out` says what was found, as store_stats does of an opening.
+ * The thread that owns batches, with none open. KV_ERR_MISMATCH segments and index do not say the
+ * same, and nothing was changed; KV_ERR_INVALID read-only, KV_ERR_BUSY a batch is open,
+ * KV_ERR_CORRUPT, KV_ERR_IO, KV_ERR_NO_SPACE, KV_ERR_NOMEM: as it was, or nothing more is written.
+ */
+enum { STORE_NOTE_BYTES = 320 };
+enum kv_err store_reindex(struct store *store, char note_out[STORE_NOTE_BYTES],
+                          struct kv_diag *diag);
+
 /* NULL is allowed. Cuts the open segment at its tail. No batch may be open. */
 void store_close(struct store *store);
 
@@ -148,7 +159,8 @@ struct store_stats {
     const char *door_name; /* "io_uring" or "posix": what is in force, not what was asked for */
     int direct;            /* O_DIRECT as read back from the open files' flags */
     char fallback[160];    /* why something weaker than wanted was chosen; "" when nothing was */
-    char opened[320];      /* what store_open repaired, dropped or rebuilt; "" when nothing */
+    char opened
+        [STORE_NOTE_BYTES]; /* what store_open repaired, dropped or rebuilt; "" when nothing */
     uint64_t records;
     uint64_t live_bytes;    /* stored bytes of live extents, padded */
     uint64_t garbage_bytes; /* of dead extents and batch records */

@@ -64,7 +64,7 @@ struct store {
     int direct;
     const char *door_name;
     char fallback[160];
-    char opened[320];
+    char opened[STORE_NOTE_BYTES];
     struct reader *idle[STORE_INNER_READERS_IDLE];
     uint32_t idle_count;
     struct reader *lost; /* with reads that never came back */

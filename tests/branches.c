@@ -527,8 +527,8 @@ static int op_purge(struct run *run, uint32_t index) {
         return 0;
     options.punch_only = options.punch_every = 1;
     expect(run, store_gc(run->store, &options, &report, &diag), KV_OK, "purge", &diag);
-    store_close(run->store);
-    open_store(run, 1);
+    char note[STORE_NOTE_BYTES];
+    expect(run, store_reindex(run->store, note, &diag), KV_OK, "reindex", &diag);
     run->sequence = 0;
     return 1;
 }

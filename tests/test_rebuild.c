@@ -3,7 +3,7 @@
  * Responsible for: a rebuilt index equals the lost one record for record, what cannot be rebuilt is
  * said, and an empty list is never the answer to damage.
  * Not responsible for: crashes (test_recover.c).
- * Broken twins: BREAK_LAST_REPLAY.
+ * Broken twins: BREAK_LAST_REPLAY, BREAK_REINDEX_AGREE.
  */
 #include "store/store.h"
 
@@ -11,6 +11,9 @@
 #include "tests/testing.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -347,7 +350,111 @@ static void missing_segment(void **state) {
     store_close(store);
 }
 
+/* --- made anew while the store is open */
+
+struct looking {
+    struct store *store;
+    atomic_int stop, wrong;
+    atomic_uint looks;
+};
+
+static void *look_all_the_while(void *context) {
+    struct looking *looking = context;
+    while (!atomic_load(&looking->stop)) {
+        if (!support_store_matches(looking->store, 16, 1, 1) ||
+            !support_store_absent(looking->store, 12))
+            atomic_store(&looking->wrong, 1);
+        atomic_fetch_add(&looking->looks, 1);
+    }
+    return NULL;
+}
+
+static ino_t index_of(const char *dir) {
+    char path[TESTING_PATH_BYTES + 32];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/index/data.mdb", dir);
+    assert_int_equal(stat(path, &info), 0);
+    return info.st_ino;
+}
+
+static void an_open_store_gets_a_new_index(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES], note[STORE_NOTE_BYTES];
+    struct looking looking = {.looks = 0};
+    pthread_t thread;
+    testing_temp_dir(dir);
+    make_history(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = looking.store = support_store_open(&options);
+    char *before = support_store_dump(store);
+    ino_t file = index_of(dir);
+    assert_int_equal(pthread_create(&thread, NULL, look_all_the_while, &looking), 0);
+    for (int i = 0; i < 5; i++) {
+        unsigned seen = atomic_load(&looking.looks);
+        assert_int_equal(store_reindex(store, note, NULL), KV_OK);
+        assert_non_null(strstr(note, "46 records"));
+        while (atomic_load(&looking.looks) < seen + 2)
+            sched_yield();
+    }
+    atomic_store(&looking.stop, 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(atomic_load(&looking.wrong), 0);
+    assert_true(index_of(dir) != file);
+    char *after = support_store_dump(store);
+    assert_string_equal(before, after);
+    free(after);
+    struct store_stats stats;
+    store_stats_get(store, &stats);
+    assert_string_equal(stats.opened, "");
+    /* What is written behind it is durable, in the index and in the segments. */
+    assert_int_equal(support_store_commit(store, 70, 75, 1, NULL), KV_OK);
+    free(before);
+    before = support_store_dump(store);
+    store_close(store);
+    for (int i = 0; i < 2; i++) {
+        after = dump_of(dir, NULL);
+        assert_string_equal(before, after);
+        free(after);
+        support_store_remove_index(dir);
+    }
+    free(before);
+}
+
+/* A batch that the segments have lost is not lost in the index, too. */
+static void a_new_index_that_knows_less_is_refused(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES], note[STORE_NOTE_BYTES];
+    struct kv_diag diag = {""};
+    struct store_stats stats;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    assert_int_equal(support_store_commit(store, 0, 3, 1, NULL), KV_OK);
+    store_stats_get(store, &stats);
+    assert_int_equal(support_store_commit(store, 3, 5, 1, NULL), KV_OK);
+    char *before = support_store_dump(store);
+    support_store_flip(dir, "seg/00000001.seg", stats.segment_bytes - 4096 + 60, 1);
+    assert_int_equal(store_reindex(store, note, &diag), KV_ERR_MISMATCH);
+    assert_non_null(strstr(diag.text, "nothing was changed"));
+    char *after = support_store_dump(store);
+    assert_string_equal(before, after);
+    assert_int_equal(support_store_commit(store, 5, 7, 1, NULL), KV_OK);
+    store_close(store);
+    store = support_store_open(&options);
+    for (unsigned i = 0; i < 7; i++)
+        assert_true(support_store_matches(store, i, 1, 1));
+    store_close(store);
+    options.read_only = 1;
+    store = support_store_open(&options);
+    assert_int_equal(store_reindex(store, note, &diag), KV_ERR_INVALID);
+    store_close(store);
+    free(before);
+    free(after);
+}
+
 TESTING_MAIN(cmocka_unit_test(lost_index_comes_back_equal),
+             cmocka_unit_test(an_open_store_gets_a_new_index),
+             cmocka_unit_test(a_new_index_that_knows_less_is_refused),
              cmocka_unit_test(reader_rebuilds_under_the_lock), cmocka_unit_test(damaged_index_file),
              cmocka_unit_test(flipped_index_byte), cmocka_unit_test(index_of_another_store),
              cmocka_unit_test(damaged_last_batch), cmocka_unit_test(hole_in_the_chain),

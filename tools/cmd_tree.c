@@ -213,17 +213,17 @@ done:
 
 /* Holes where it stood; where the file system makes none, its segments are written again. The index
  * goes with it: pages that LMDB has freed still hold what was deleted. */
-static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_report *report,
+static enum kv_err purge(struct store *store, struct store_gc_report *report,
                          struct kv_diag *diag) {
     struct store_gc_options gc = store_gc_options_usual();
-    struct store_options options = cmd_store_options(cmd);
+    char note[STORE_NOTE_BYTES];
     gc.punch_only = gc.punch_every = 1;
-    enum kv_err err = store_gc(*store, &gc, report, diag);
+    enum kv_err err = store_gc(store, &gc, report, diag);
     if (err == KV_OK && report->no_holes) {
         gc.punch_only = gc.punch_every = 0;
         gc.live_percent = 100;
         gc.with_open = 1;
-        err = store_gc(*store, &gc, report, diag);
+        err = store_gc(store, &gc, report, diag);
     }
     if (err != KV_OK) {
         kv_diag_prefix(diag, "removed, but its bytes were not all purged");
@@ -233,10 +233,10 @@ static enum kv_err purge(struct cmd *cmd, struct store **store, struct store_gc_
         return kv_diag_set(diag, KV_ERR_IO,
                            "removed, but %" PRIu32 " segments could not be written again: %s",
                            report->held + report->damaged, report->trouble);
-    cmd_close_store(cmd, *store);
-    *store = NULL;
-    options.rebuild_index = 1;
-    return store_open(&options, store, diag);
+    err = store_reindex(store, note, diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "removed, but the index was not made anew");
+    return err;
 }
 
 static const char purge_limits[] =
@@ -301,7 +301,7 @@ enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
     if (purges && place.tag == NULL)
         receipt_keep_forget(&keep, place.name);
     if (purges)
-        KV_TRY(purge(cmd, &store, &report, diag));
+        KV_TRY(purge(store, &report, diag));
     tell_removed(cmd, &entry, place.tag, purges ? &report : NULL);
 done:
     cmd_close_store(cmd, store);
