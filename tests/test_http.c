@@ -21,7 +21,8 @@
 #define KEY_B "Authorization: Bearer " HTTP_KEY_B "\r\n"
 #define HOST "Host: localhost\r\n"
 #define TYPE "Content-Type: application/json\r\n"
-#define SAY(text) "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"" text "\"}]"
+#define SAY(text)                                                                                  \
+    "{\"model\":\"tiny-1\",\"messages\":[{\"role\":\"user\",\"content\":\"" text "\"}]"
 
 /* A member by its path of names and numbers; fails the test when it is not there. */
 static const cJSON *member(const cJSON *root, const char *path) {
@@ -86,7 +87,7 @@ static void a_chat_is_answered(void **state) {
     assert_string_equal(text_of(root, "object"), "chat.completion");
     assert_int_equal(strncmp(text_of(root, "id"), "chatcmpl-", 9), 0);
     assert_true(member(root, "created")->valuedouble > 1.6e9);
-    assert_string_equal(text_of(root, "model"), "tiny");
+    assert_string_equal(text_of(root, "model"), "Tiny-1.gguf");
     assert_string_equal(text_of(root, "choices.0.message.role"), "assistant");
     assert_string_equal(text_of(root, "choices.0.message.content"), "one two  three");
     assert_string_equal(text_of(root, "choices.0.finish_reason"), "stop");
@@ -476,12 +477,45 @@ static void models_are_listed(void **state) {
     assert_int_equal(support_http_get(world, "/v1/models"), 200);
     cJSON *root = body(world);
     assert_string_equal(text_of(root, "object"), "list");
-    assert_string_equal(text_of(root, "data.0.id"), "tiny");
+    assert_string_equal(text_of(root, "data.0.id"), "Tiny-1.gguf");
     cJSON_Delete(root);
-    assert_int_equal(support_http_get(world, "/v1/models/tiny"), 200);
+    assert_int_equal(support_http_get(world, "/v1/models/Tiny-1.gguf"), 200);
     root = body(world);
     assert_string_equal(text_of(root, "object"), "model");
     cJSON_Delete(root);
+}
+
+/* Its id as it is listed, in any case, without its end, or `default`: anything else is told what
+ * there is. */
+static void the_model_has_few_names(void **state) {
+    struct http_world *world = *state;
+    static const struct {
+        const char *name;
+        int status;
+    } names[] = {{"Tiny-1.gguf", 200}, {"tiny-1.GGUF", 200}, {"TINY-1", 200},   {"default", 200},
+                 {"Default", 200},     {"tiny", 404},        {"tiny-1.", 404},  {".gguf", 404},
+                 {"gpt-4o", 404},      {"tiny-10", 404},     {"tiny-1.gg", 404}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "/v1/models/%s", names[i].name);
+        int listed = support_http_get(world, text);
+        snprintf(text, sizeof text,
+                 "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}]}",
+                 names[i].name);
+        int answered = support_http_post(world, CHAT, text);
+        if (listed != names[i].status || answered != names[i].status)
+            fail_msg("model %s: %d listed, %d answered", names[i].name, listed, answered);
+        cJSON *root = body(world);
+        if (answered == 404) {
+            assert_string_equal(text_of(root, "error.code"), "model_not_found");
+            assert_string_equal(text_of(root, "error.type"), "invalid_request_error");
+            assert_string_equal(text_of(root, "error.param"), "model");
+            assert_non_null(strstr(text_of(root, "error.message"), "Tiny-1.gguf"));
+        } else {
+            assert_string_equal(text_of(root, "model"), "Tiny-1.gguf");
+        }
+        cJSON_Delete(root);
+    }
 }
 
 static void health_and_readiness_differ(void **state) {
@@ -592,6 +626,6 @@ TESTING_MAIN(SERVED(a_chat_is_answered), SERVED(what_is_not_said_has_its_usual_v
              SERVED(errors_of_turns_have_their_statuses), SERVED(headers_alone_refuse),
              SERVED(a_refusal_keeps_the_connection), SERVED(a_body_has_a_limit),
              SERVED(bodies_share_a_limit), SERVED(owners_stay_apart), SERVED(models_are_listed),
-             SERVED(health_and_readiness_differ), SERVED(metrics_are_prometheus_text),
-             SERVED(the_page_is_whole_and_closed), SERVED(heads_have_no_body),
-             SERVED(addresses_are_checked))
+             SERVED(the_model_has_few_names), SERVED(health_and_readiness_differ),
+             SERVED(metrics_are_prometheus_text), SERVED(the_page_is_whole_and_closed),
+             SERVED(heads_have_no_body), SERVED(addresses_are_checked))

@@ -316,13 +316,28 @@ static enum MHD_Result start_worker(struct http_exchange *exchange) {
     return MHD_YES;
 }
 
+int http_is_model(const struct http *http, const char *name) {
+    static const char end[] = ".gguf";
+    const char *model = http->options.model;
+    size_t length = strlen(model), more = sizeof end - 1;
+    if (strcasecmp(name, model) == 0 || strcasecmp(name, "default") == 0)
+        return 1;
+    return length > more && strcasecmp(model + length - more, end) == 0 &&
+           strlen(name) == length - more && strncasecmp(name, model, length - more) == 0;
+}
+
+void http_no_model(const struct http *http, const char *name, struct http_error *error_out) {
+    http_error_set(error_out, 404, "model_not_found",
+                   "The model `%.100s` does not exist here: `%.100s` is what runs, also called "
+                   "`default`; /v1/models lists it",
+                   name, http->options.model);
+    snprintf(error_out->param, sizeof error_out->param, "model");
+}
+
 static enum MHD_Result send_model(struct http_exchange *exchange) {
-    const char *model = exchange->http->options.model;
-    if (strcmp(exchange->subject, model) == 0)
-        return send_response(exchange, 200, http_reply_model(model));
-    http_error_set(&exchange->error, 404, "model_not_found",
-                   "there is no model `%.100s` here; `%.100s` is what runs", exchange->subject,
-                   model);
+    if (http_is_model(exchange->http, exchange->subject))
+        return send_response(exchange, 200, http_reply_model(exchange->http->options.model));
+    http_no_model(exchange->http, exchange->subject, &exchange->error);
     return send_error(exchange);
 }
 

@@ -142,6 +142,10 @@ int http_status_ready(struct http *http, struct http_error *error_out);
 
 /* --- http.c */
 
+/* 1 for the one model that runs: its id of /v1/models in any case, with or without `.gguf`, or
+ * `default`. */
+int http_is_model(const struct http *http, const char *name);
+void http_no_model(const struct http *http, const char *name, struct http_error *error_out);
 uint64_t http_now_ns(const struct http *http);
 /* Of the exchange's connection, if it is still there; under the lock. */
 void http_set_phase(struct http_exchange *exchange, enum http_phase phase);

@@ -215,14 +215,9 @@ static void drop_body(struct http_exchange *exchange, int texts_stay) {
 /* What a body cannot say alone. */
 static int check_request(const struct http_exchange *exchange, const struct http_request *request,
                          struct http_error *error) {
-    const char *model = exchange->http->options.model;
     const uint32_t tokens_max = tokens_max_of(exchange, request), each = 1 + request->top_logprobs;
-    if (request->model != NULL && strcmp(request->model, model) != 0 &&
-        strcmp(request->model, "default") != 0) {
-        http_error_set(error, 404, "model_not_found",
-                       "there is no model `%.100s` here; `%.100s` is what runs", request->model,
-                       model);
-        snprintf(error->param, sizeof error->param, "model");
+    if (request->model != NULL && !http_is_model(exchange->http, request->model)) {
+        http_no_model(exchange->http, request->model, error);
     } else if (request->session != NULL && exchange->session[0] != 0 &&
                strcmp(request->session, exchange->session) != 0) {
         http_error_set(error, 400, "invalid_value",
