@@ -44,8 +44,8 @@ typedef void (*snap_care_each)(void *context, const struct snap_care_finding *fi
 struct snap_care_check_args {
     struct store *store;
     const struct kv_alloc *alloc;
-    int repair; /* counts are written right, unused records deleted; nothing else. Without
-                 * resident sessions. */
+    struct snapshot *open; /* as above */
+    int repair;            /* counts are written right, unused records deleted; nothing else */
     snap_care_each each;
     void *context;
 };

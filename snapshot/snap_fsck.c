@@ -175,8 +175,10 @@ static enum kv_err check_uses(struct check *check) {
 }
 
 static enum kv_err check_unused(struct check *check, struct snap_care_report *report) {
-    const struct snap_care_collect_args args = {
-        .store = check->args->store, .alloc = check->args->alloc, .dry_run = !check->args->repair};
+    const struct snap_care_collect_args args = {.store = check->args->store,
+                                                .alloc = check->args->alloc,
+                                                .open = check->args->open,
+                                                .dry_run = !check->args->repair};
     enum kv_err err = snap_care_collect(&args, report, check->diag);
     uint64_t dead =
         report->dead_snapshots + report->dead_pages + report->dead_blocks + report->dead_lineages;

@@ -68,7 +68,7 @@ static void make_sleepers(struct serving *serving) {
 /* Wakes one, as a command would; `sleeps` 0: and drops it, for it is saved as it is. */
 static void wake(struct serving *serving, const char *name, int sleeps) {
     struct service *service = serving->service;
-    const struct service_patience patience = {UINT64_MAX, NULL, NULL};
+    const struct service_patience patience = {.deadline_ns = UINT64_MAX};
     const struct service_lookup lookup = {.create = 0};
     struct service_lease lease;
     struct service_opened opened;

@@ -59,6 +59,12 @@ static const struct step steps[] = {
     {{"needle", "add", "a", "--key", "k", "--ask", "what?", "--expect", "nowhere said"}, NULL},
     {{"needle", "ls", "a"}, NULL},
     {{"needle", "rm", "a", "--key", "nothing"}, NULL},
+    {{"needle", "check", "a"}, NULL},
+    {{"needle", "check", "a", "--key", "nothing"}, NULL},
+    {{"needle", "check", "nobody"}, NULL},
+    {{"restore", "a"}, NULL},
+    {{"restore", "r"}, NULL},
+    {{"restore", "nobody"}, NULL},
     {{"restore", "a@red"}, NULL},
     {{"restore", "a@blue"}, NULL},
     {{"run", "a", "--prompt", "after going back"}, NULL},
@@ -77,7 +83,15 @@ static const struct step steps[] = {
     {{"gc"}, NULL},
     {{"scrub"}, NULL},
     {{"verify"}, NULL},
+    {{"audit"}, NULL},
+    {{"fsck"}, NULL},
     {{"fsck", "--read-data"}, NULL},
+    {{"fsck", "--repair"}, NULL},
+    {{"fsck", "--rebuild-index"}, NULL},
+    {{"rm", "r", "--purge"}, NULL},
+    {{"rm", "r", "--purge"}, NULL},
+    {{"fsck", "--read-data"}, NULL},
+    {{"export", "a", "/nonexistent/x"}, NULL},
     {{"run", "a", "--prompt", "last", "--json"}, NULL},
 };
 enum { STEPS = sizeof steps / sizeof steps[0] };
@@ -220,17 +234,7 @@ static void top_tells_what_the_daemon_knows(void **state) {
 static void what_a_daemon_cannot_do_is_refused(void **state) {
     struct cli *cli = *state;
     struct daemon_run run = {0};
-    static const char *const refused[][4] = {{"rm", "a", "--purge", NULL},
-                                             {"fsck", "--repair", NULL, NULL},
-                                             {"bench", "rates", NULL, NULL},
-                                             {"gc", "--rate", "1MiB", NULL}};
     assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
-    cli_call(cli, "run", "a", "--prompt", "x", NULL);
-    cli_good(cli);
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        cli_call(cli, refused[i][0], refused[i][1], refused[i][2], NULL);
-        cli_refused(cli, 3, "stop coldplaned first");
-    }
     cli_call(cli, "run", "a", "--prompt", "x", "--threads", "2", NULL);
     cli_refused(cli, 3, "--threads: the daemon");
     cli_call(cli, "run", "a", "--prompt", "x", "--threads", "1", NULL);

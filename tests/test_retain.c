@@ -55,8 +55,8 @@ static void on_store_finding(void *context, const struct store_fsck_finding *fin
 static void all_is_sound(struct life *life) {
     struct snap_care_report sessions;
     struct store_fsck_report report;
-    const struct snap_care_check_args halves = {life->store, kv_alloc_system(), 0, on_finding,
-                                                NULL};
+    const struct snap_care_check_args halves = {life->store, kv_alloc_system(), NULL,
+                                                0,           on_finding,        NULL};
     const struct store_fsck_args args = {
         .store = life->store, .read_data = 1, .each = on_store_finding};
     assert_int_equal(snap_care_check(&halves, &sessions, NULL), KV_OK);

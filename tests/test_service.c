@@ -543,7 +543,10 @@ static void hosted_begin(struct fixture *fixture, struct hosted *hosted, const c
     struct service *service = NULL;
     memset(hosted, 0, sizeof *hosted);
     hosted->config.words[0] = "snapshot";
-    hosted->host = (struct cmd_host){fixture->service, &hosted->config, on_hosted_change, hosted};
+    hosted->host = (struct cmd_host){.service = fixture->service,
+                                     .config = &hosted->config,
+                                     .changed = on_hosted_change,
+                                     .context = hosted};
     hosted->cmd = (struct cmd){.config = &hosted->config,
                                .host = &hosted->host,
                                .alloc = kv_alloc_system(),
@@ -581,7 +584,7 @@ static void a_command_drops_only_what_it_did_itself(void **state) {
 static void what_a_command_makes_is_its_own_until_it_is_told(void **state) {
     struct fixture *fixture = *state;
     static struct hosted hosted;
-    const struct service_patience none = {0, NULL, NULL};
+    const struct service_patience none = {.deadline_ns = 0};
     struct service_lease lease = {.name = ""};
     hosted_begin(fixture, &hosted, "a");
     assert_int_equal(cmd_make(&hosted.cmd, "a", &fixture->diag), KV_OK);

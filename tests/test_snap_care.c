@@ -40,8 +40,8 @@ static struct found check(struct life *life, int repair) {
     struct snap_care_report report;
     struct kv_diag diag = {""};
     memset(&found, 0, sizeof found);
-    const struct snap_care_check_args args = {life->store, kv_alloc_system(), repair, on_finding,
-                                              &found};
+    const struct snap_care_check_args args = {life->store, kv_alloc_system(), NULL,
+                                              repair,      on_finding,        &found};
     if (snap_care_check(&args, &report, &diag) != KV_OK)
         fail_msg("check: %s", diag.text);
     return found;

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -108,6 +109,23 @@ struct store_options cmd_store_options(const struct cmd *cmd) {
     options.alloc = cmd->alloc;
     options.clock = cmd->clock;
     return options;
+}
+
+void cmd_holder(const struct config *config, char out[CMD_HOLDER_BYTES]) {
+    char path[CONFIG_PATH_BYTES + 8];
+    out[0] = 0;
+    snprintf(path, sizeof path, "%s/LOCK", config->store);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0)
+        return;
+    if (flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ssize_t got = read(file, out, CMD_HOLDER_BYTES - 1);
+        out[got > 0 ? got : 0] = 0;
+        out[strcspn(out, "\n")] = 0;
+        if (out[0] == 0)
+            memcpy(out, "a writer", sizeof "a writer");
+    }
+    close(file);
 }
 
 int cmd_disk_low(const struct config *config, uint64_t *free_out) {

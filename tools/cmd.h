@@ -22,18 +22,24 @@
 #include "tools/config.h"
 #include "tools/service.h"
 
+#include <sys/types.h>
+
 struct cJSON;
+struct control;
 struct progress;
 struct relay;
+struct serve;
 
 /* Of the daemon, for the commands that it runs for others. */
 struct cmd_host {
     struct service *service;
+    struct serve *serve;
     const struct config *config;
     /* As the scheduler thread: what is stored under `name`, or anywhere when it is NULL, may be
      * another than before. */
     void (*changed)(void *context, const char *name);
     void *context;
+    struct control *const *control; /* behind it NULL: not open yet */
 };
 
 struct cmd {
@@ -41,9 +47,12 @@ struct cmd {
     const char *program;         /* as it stands in the store's LOCK */
     const struct cmd_host *host; /* NULL: the command opens what it needs itself */
     const char *home;            /* with host: COLDPLANE_HOME of whoever asked */
+    pid_t asker;                 /* with host: its process */
+    int spare;                   /* with host: came in beyond those that may work */
     int inside, writes;          /* with host: is the scheduler thread; holds the writer */
     int was_unsaved;             /* with host: the session was, with `was_n` tokens, at the lease */
     uint64_t was_n;
+    int built; /* a daemon has made the session that `bench restore` measures */
     int whole; /* the last turn is complete, only its save failed */
     struct service_lease leases[2];
     const struct kv_alloc *alloc;
@@ -97,6 +106,9 @@ enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_
                            struct kv_diag *diag);
 /* 1 when the disk of the store has less than 1 GiB and less than 5 % left. */
 int cmd_disk_low(const struct config *config, uint64_t *free_out);
+/* Who holds the store's lock, as it says itself; "" when nobody writes. */
+enum { CMD_HOLDER_BYTES = 128 };
+void cmd_holder(const struct config *config, char out[CMD_HOLDER_BYTES]);
 /* Says so on standard error, for a command that wrote and went well; one that failed has said more.
  */
 void cmd_warn_low(const struct cmd *cmd);
@@ -137,6 +149,16 @@ void cmd_close_service(struct cmd *cmd, struct service *service);
 enum kv_err cmd_open_session(struct cmd *cmd, struct service *service, int create,
                              struct session **session_out, struct service_opened *opened_out,
                              struct kv_diag *diag);
+
+/* A session for throwaway questions: as it is awake, else woken without asking it its own. In a
+ * daemon under its lease. `asked` is for cmd_ask_end, which leaves it as it was found. */
+struct cmd_asked {
+    struct session *session;
+    int woken;
+};
+enum kv_err cmd_ask_begin(struct cmd *cmd, struct service *service, const char *name,
+                          struct cmd_asked *asked_out, struct kv_diag *diag);
+void cmd_ask_end(struct cmd *cmd, struct service *service, struct cmd_asked *asked);
 
 /* From here on INT, TERM and HUP wait to be seen by cmd_interrupted, but while cmd_open_store or
  * cmd_open_service is at work they have their usual effect. Before any thread is made. */
@@ -181,6 +203,7 @@ enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_receipt(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_top(struct cmd *cmd, struct kv_diag *diag);
+enum kv_err cmd_ps(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag);

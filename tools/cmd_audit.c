@@ -194,6 +194,8 @@ static enum kv_err ask_foreign(struct session *session, const struct image *imag
         return err;
     findings->foreign_asked++;
     findings->foreign_answered += result.passed != 0;
+    /* In a daemon others step between two questions. */
+    engine_breathe(session_engine(session));
     err = ask_absent(session, other->expect, &absent, diag);
     findings->absent_asked += err == KV_OK;
     findings->absent_answered += absent != 0;
@@ -250,39 +252,41 @@ static void tell(struct audit *audit, const char *name, const struct findings *f
         tell_json(audit, name, findings, err, diag);
         return;
     }
-    text_print_clean(stdout, name, strlen(name));
+    FILE *out = audit->cmd->out;
+    text_print_clean(out, name, strlen(name));
     if (err != KV_OK) {
-        printf(": ");
-        text_print_clean(stdout, diag->text, strlen(diag->text));
-        printf("\n");
+        fprintf(out, ": ");
+        text_print_clean(out, diag->text, strlen(diag->text));
+        fprintf(out, "\n");
         return;
     }
-    printf(": own %" PRIu32 " of %" PRIu32 ", foreign %" PRIu32 " of %" PRIu32 ", absent %" PRIu32
-           " of %" PRIu32,
-           findings->own_passed, findings->own_asked, findings->foreign_answered,
-           findings->foreign_asked, findings->absent_answered, findings->absent_asked);
+    fprintf(out,
+            ": own %" PRIu32 " of %" PRIu32 ", foreign %" PRIu32 " of %" PRIu32 ", absent %" PRIu32
+            " of %" PRIu32,
+            findings->own_passed, findings->own_asked, findings->foreign_answered,
+            findings->foreign_asked, findings->absent_answered, findings->absent_asked);
     if (findings->has_margin)
-        printf(", own value ahead by %.2f nats or more", (double)findings->margin_least);
+        fprintf(out, ", own value ahead by %.2f nats or more", (double)findings->margin_least);
     for (uint32_t i = 0; i < findings->thief_count; i++) {
-        printf("%s", i == 0 ? "; ANSWERS LIKE " : ", ");
-        text_print_clean(stdout, findings->thieves[i], strlen(findings->thieves[i]));
+        fprintf(out, "%s", i == 0 ? "; ANSWERS LIKE " : ", ");
+        text_print_clean(out, findings->thieves[i], strlen(findings->thieves[i]));
     }
-    printf("\n");
+    fprintf(out, "\n");
 }
 
 static enum kv_err audit_one(struct audit *audit, size_t index) {
-    const struct service_lookup lookup = {.skip_needles = 1};
     const struct member *member = member_at(audit, index);
     struct findings findings = {0};
-    struct service_opened opened;
-    struct session *session = NULL;
+    struct cmd_asked asked;
     struct kv_diag diag = {""};
-    enum kv_err err =
-        service_session(audit->service, member->name, &lookup, &session, &opened, &diag);
+    enum kv_err err = cmd_ask_begin(audit->cmd, audit->service, member->name, &asked, &diag);
     if (err == KV_OK) {
-        err = ask_all(audit, index, session, &findings, &diag);
-        session_drop(session);
+        err = ask_all(audit, index, asked.session, &findings, &diag);
+        cmd_ask_end(audit->cmd, audit->service, &asked);
     }
+    /* Removed by somebody since the list was made: there is nothing to be wrong. */
+    if (err == KV_ERR_NOT_FOUND && audit->cmd->host != NULL)
+        return KV_OK;
     progress_end(&audit->progress);
     tell(audit, member->name, &findings, err, &diag);
     progress_update(&audit->progress, index + 1, audit->count);
@@ -304,9 +308,10 @@ static enum kv_err verdict(struct audit *audit, struct kv_diag *diag) {
         cJSON_AddNumberToObject(audit->cmd->result, "foreign_answers", audit->leaks);
         cJSON_AddNumberToObject(audit->cmd->result, "failed", audit->failed);
     } else {
-        printf("%zu sessions, %" PRIu64 " questions: %" PRIu32 " foreign answers, %" PRIu32
-               " own needles failed\n",
-               audit->count, audit->asked, audit->leaks, audit->failed);
+        fprintf(audit->cmd->out,
+                "%zu sessions, %" PRIu64 " questions: %" PRIu32 " foreign answers, %" PRIu32
+                " own needles failed\n",
+                audit->count, audit->asked, audit->leaks, audit->failed);
     }
     if (audit->leaks > 0)
         return kv_diag_set(diag, KV_ERR_PROOF,
@@ -331,7 +336,7 @@ enum kv_err cmd_audit(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(collect(&audit, diag));
     if (cmd->result != NULL)
         audit.list = cJSON_AddArrayToObject(cmd->result, "sessions");
-    progress_begin(&audit.progress, stderr, cmd->clock, "auditing", "sessions");
+    cmd_progress(cmd, &audit.progress, "auditing", "sessions");
     for (size_t i = 0; i < audit.count && err == KV_OK; i++)
         err = audit_one(&audit, i);
     progress_end(&audit.progress);

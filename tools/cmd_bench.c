@@ -33,6 +33,10 @@ static void cpu_name(char *out, size_t room) {
         fclose(file);
 }
 
+uint32_t cmd_bench_threads(const struct cmd *cmd) {
+    return cmd->host != NULL ? cmd->host->config->threads : cmd->config->threads;
+}
+
 void cmd_bench_host(struct cmd *cmd) {
     char name[200];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -41,10 +45,10 @@ void cmd_bench_host(struct cmd *cmd) {
         cJSON *host = cJSON_AddObjectToObject(cmd->result, "host");
         json_text(host, "cpu", name);
         cJSON_AddNumberToObject(host, "cores", (double)cores);
-        cJSON_AddNumberToObject(host, "threads", cmd->config->threads);
+        cJSON_AddNumberToObject(host, "threads", cmd_bench_threads(cmd));
     } else {
-        printf("host                    %s, %ld cores, %" PRIu32 " threads\n", name, cores,
-               cmd->config->threads);
+        fprintf(cmd->out, "host                    %s, %ld cores, %" PRIu32 " threads\n", name,
+                cores, cmd_bench_threads(cmd));
     }
 }
 

@@ -19,6 +19,9 @@ void cmd_bench_host(struct cmd *cmd);
 /* `name`: bytes and time as JSON member or as a line of text. */
 void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns);
 
+/* Threads that compute for it: the daemon's own where it runs this. */
+uint32_t cmd_bench_threads(const struct cmd *cmd);
+
 /* --tokens, or `usual` when it was not given. */
 uint64_t cmd_bench_tokens(const struct cmd *cmd, uint64_t usual);
 

@@ -67,7 +67,7 @@ static enum kv_err feed_licences(struct cmd *cmd, struct service *service, struc
     enum kv_err err = licences_text(cmd->alloc, bytes, &text, diag);
     if (err != KV_OK)
         return err;
-    progress_begin(&progress, stderr, cmd->clock, "reading the licence texts", "tokens");
+    cmd_progress(cmd, &progress, "reading the licence texts", "tokens");
     const struct turn_document document = {.text = text,
                                            .text_bytes = strlen(text),
                                            .tokens_end = cmd_bench_tokens(cmd, USUAL_TOKENS),
@@ -85,13 +85,15 @@ static enum kv_err build(struct cmd *cmd, struct kv_diag *diag) {
     struct session *session = NULL;
     struct session_info info;
     struct snapshot_entry entry;
+    struct service_opened opened;
     struct receipt receipt;
     KV_TRY(cmd_open_service(cmd, 0, &service, diag));
     if (snapshot_find(service_store(service), cmd->alloc, cmd->session_name, &entry, NULL) == KV_OK)
         goto done;
-    const struct session_settings settings = {
-        .name = cmd->session_name, .policy = cmd->config->policy, .sampler = cmd->config->sampler};
-    KV_TRY(session_create(service_engine(service), &settings, &session, diag));
+    const struct service_lookup lookup = {
+        .create = 1, .policy = &cmd->config->policy, .sampler = &cmd->config->sampler};
+    KV_TRY(cmd_make(cmd, cmd->session_name, diag));
+    KV_TRY(service_session(service, cmd->session_name, &lookup, &session, &opened, diag));
     KV_TRY(feed_licences(cmd, service, session, diag));
     session_info(session, &info);
     if (info.n_kv + 16 < cmd_bench_tokens(cmd, USUAL_TOKENS))
@@ -103,8 +105,10 @@ static enum kv_err build(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->result != NULL)
         cJSON_AddItemToObject(cmd->result, "saved", receipt_print_json(&receipt));
     else
-        receipt_print_line(&receipt, stdout);
+        receipt_print_line(&receipt, cmd->out);
 done:
+    if (err != KV_OK && session != NULL)
+        service_drop(service, session);
     cmd_close_service(cmd, service);
     return err;
 }
@@ -442,8 +446,14 @@ enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
     measured.cmd = cmd;
     snprintf(name, sizeof name, "bench-%" PRIu64, cmd_bench_tokens(cmd, USUAL_TOKENS));
     cmd->session_name = name;
-    if (cmd->config->build)
+    if (cmd->config->build && !cmd->built)
         KV_TRY(build(cmd, diag));
+    /* What is measured needs an engine of its own: that of whoever asked. */
+    if (cmd->host != NULL) {
+        cJSON_Delete(cmd->result);
+        cmd->result = NULL;
+        goto done;
+    }
     config = kv_alloc_copy(cmd->alloc, cmd->config, sizeof *config);
     KV_TRY(open_measured(cmd, config, &own, &measured.service, diag));
     err = snapshot_find(service_store(measured.service), cmd->alloc, name, &entry, diag);

@@ -29,8 +29,9 @@ struct care {
     struct snap_care_owners *owners; /* NULL when they cannot be told */
     cJSON *list;                     /* of findings, with --json */
     uint64_t damage, notes;
-    uint64_t kept; /* blocks that scrub keeps at a lower tier */
-    int quiet;     /* the second look after a repair */
+    uint64_t kept;                 /* blocks that scrub keeps at a lower tier */
+    int quiet;                     /* the second look after a repair */
+    char opened[STORE_NOTE_BYTES]; /* what was found when the store was opened for this */
 };
 
 static int on_pause(void *context, uint64_t ns) {
@@ -267,6 +268,11 @@ static int on_session(void *context, const struct snapshot_entry *entry) {
     return 1;
 }
 
+/* The daemon's sessions are at work beside this, and the writer is held. */
+static struct snapshot *open_sessions(const struct cmd *cmd) {
+    return cmd->host != NULL ? service_snapshot(cmd->host->service) : NULL;
+}
+
 /* One look at everything; findings are counted in `care`. */
 static enum kv_err look(struct care *care, int repair, struct store_fsck_report *report,
                         struct snap_care_report *sessions, struct kv_diag *diag) {
@@ -277,8 +283,14 @@ static enum kv_err look(struct care *care, int repair, struct store_fsck_report 
                                          .each = on_store_finding,
                                          .progress = on_progress,
                                          .context = care};
-    const struct snap_care_check_args halves = {care->store, cmd->alloc, repair, on_session_finding,
-                                                care};
+    const struct snap_care_check_args halves = {.store = care->store,
+                                                .alloc = cmd->alloc,
+#ifndef BREAK_FSCK_RESIDENT
+                                                .open = open_sessions(cmd),
+#endif
+                                                .repair = repair,
+                                                .each = on_session_finding,
+                                                .context = care};
     enum kv_err err = KV_OK;
     care->damage = care->notes = 0;
     KV_TRY(snap_care_owners_make(care->store, cmd->alloc, &care->owners, diag));
@@ -297,10 +309,21 @@ done:
     return err;
 }
 
+/* Its store, with nobody writing: the index is made anew only when that loses nothing. */
+static enum kv_err open_in_daemon(struct care *care, struct kv_diag *diag) {
+    struct cmd *cmd = care->cmd;
+    enum kv_err err = cmd_open_store(cmd, 0, &care->store, diag);
+    return err == KV_OK && cmd->config->rebuild_index
+               ? store_reindex(care->store, care->opened, diag)
+               : err;
+}
+
 static enum kv_err open_for_fsck(struct care *care, struct kv_diag *diag) {
     struct cmd *cmd = care->cmd;
     struct store_options options = cmd_store_options(cmd);
     struct kv_diag own = {""};
+    if (cmd->host != NULL)
+        return open_in_daemon(care, diag);
     int writes = cmd->config->repair || cmd->config->rebuild_index;
     options.read_only = !writes;
     options.inspect = !writes;
@@ -318,13 +341,14 @@ static enum kv_err open_for_fsck(struct care *care, struct kv_diag *diag) {
         return kv_diag_set(diag, err, "%s%s", own.text,
                            err == KV_ERR_CORRUPT && !writes ? ": --rebuild-index mends the index"
                                                             : "");
+    struct store_stats stats;
+    store_stats_get(care->store, &stats);
+    memcpy(care->opened, stats.opened, sizeof care->opened);
     return KV_OK;
 }
 
 static void fsck_summary(struct care *care, const struct store_fsck_report *report,
                          const struct snap_care_report *sessions) {
-    struct store_stats stats;
-    store_stats_get(care->store, &stats);
     uint64_t mended = report->restated + sessions->counts_mended;
     if (care->cmd->result != NULL) {
         cJSON *to = care->cmd->result;
@@ -337,11 +361,11 @@ static void fsck_summary(struct care *care, const struct store_fsck_report *repo
         cJSON_AddNumberToObject(to, "damage", (double)care->damage);
         cJSON_AddNumberToObject(to, "notes", (double)care->notes);
         cJSON_AddNumberToObject(to, "mended", (double)mended);
-        json_text(to, "opened", stats.opened);
+        json_text(to, "opened", care->opened);
         return;
     }
-    if (stats.opened[0] != 0)
-        fprintf(care->cmd->out, "opening: %s\n", stats.opened);
+    if (care->opened[0] != 0)
+        fprintf(care->cmd->out, "opening: %s\n", care->opened);
     char part[6][TEXT_SHORT_BYTES];
     fprintf(care->cmd->out, "%s, %s, %s, %s, %s: %" PRIu64 " damaged, %s",
             text_count(sessions->sessions, "session", part[0]),

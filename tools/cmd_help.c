@@ -61,6 +61,7 @@ static const struct cmd_entry entries[] = {
      "A needle recorded at this very length must pass again, bit for bit on the same\n"
      "numerics. One recorded at another length (before later turns) is asked and counted in the\n"
      "receipt, but refuses nothing: the session that never slept may have stopped answering too.\n"
+     "In a daemon a session that is awake stays so: what is stored of it is proven beside it.\n"
      "Exit 4: stored bytes changed. Exit 7: bytes were right, the proof was not.",
      "  coldplane restore travel\n  coldplane restore travel@oslo --json\n", 1, 1,
      CONFIG_ENGINE | CONFIG_WAKING | CONFIG_WRITE, cmd_restore},
@@ -95,7 +96,8 @@ static const struct cmd_entry entries[] = {
      "but\n"
      "       not so much less likely), or failed. Exit 7 when one fails that was kept till now.\n"
      "ls:    the recorded needles; needs no model.\n"
-     "rm:    forgets the needle of --key; what was said stays.",
+     "rm:    forgets the needle of --key; what was said stays.\n"
+     "In a daemon a session that is awake is asked as it is, one that is asleep sleeps again.",
      "  coldplane needle add travel --ask 'Where do we go?' --expect Oslo --answer-prefix 'To '\n"
      "  coldplane needle plant travel --key 'green lamp' --value 4817\n"
      "  coldplane needle check travel\n"
@@ -110,7 +112,8 @@ static const struct cmd_entry entries[] = {
      "Wakes every session of the store, asks its own needles again, then the questions of the\n"
      "others and one about a fact that nobody has: no answer may be another session's value, and\n"
      "under a key that two sessions have its own value must be likelier than the other's. Names\n"
-     "sessions, never values. Writes nothing. Exit 7 when anything is wrong.",
+     "sessions, never values. Writes nothing. Exit 7 when anything is wrong. In a daemon sessions\n"
+     "that are awake are asked as they are, each when nobody else works on it.",
      "  coldplane audit\n  coldplane audit --json\n", 0, 0, CONFIG_ENGINE, cmd_audit},
     {"export", "NAME[@TAG] FILE|-", "one session into one file",
      "Everything that the newest snapshot of NAME (or the one with the tag) needs, also of what "
@@ -137,7 +140,7 @@ static const struct cmd_entry entries[] = {
      "full disk.\n"
      "--purge also punches holes where its bytes stood and makes the index anew; on a file system\n"
      "without holes it writes the segments again without them, which may take as long as reading\n"
-     "and writing the whole store.",
+     "and writing the whole store. In a daemon saves of others wait meanwhile.",
      "  coldplane rm travel\n  coldplane rm travel@oslo\n  coldplane rm travel --purge\n", 1, 1,
      CONFIG_REMOVE | CONFIG_WRITE, cmd_rm},
     {"expire", "NAME", "let a session go whole when the byte budget is reached",
@@ -159,6 +162,15 @@ static const struct cmd_entry entries[] = {
      "picture is printed. Reads beside a running writer; needs no model. Where a daemon holds the\n"
      "store, it tells its slots, who is awake and what waits to be spilled, too.",
      "  coldplane top\n  coldplane top --once\n", 0, 0, CONFIG_TOP, cmd_top},
+    {"ps", "", "who is awake, at work or asleep, and what waits",
+     "Each session with its state, tokens, slots, since when it is so, and who works on it: a\n"
+     "request by its id, a command with its process; else whose it is. (not saved) has tokens "
+     "that\n"
+     "are in memory only, (N wait) says how many stand in line. Above it slots, requests, "
+     "commands\n"
+     "and writes that wait; a warning while the disk is nearly full or something could not be\n"
+     "saved. Where no daemon holds the store, all sessions are asleep. Needs no model.",
+     "  coldplane ps\n  coldplane ps --json\n", 0, 0, 0, cmd_ps},
     {"receipt", "[ID]", "receipts of earlier saves and wakes",
      "The newest 512 are kept in COLDPLANE_HOME/receipts, also of refused ones; without ID they "
      "are\n"
@@ -179,7 +191,11 @@ static const struct cmd_entry entries[] = {
      "                 only the index knows.\n"
      "--rebuild-index  makes the index anew from the batch records; deleted sessions stay "
      "deleted.\n"
-     "Exit 4 when anything is damaged.",
+     "Exit 4 when anything is damaged. In a daemon saves wait meanwhile, and the index is made "
+     "anew\n"
+     "only when the segments say the same as the one in use: exit 3 otherwise, and coldplaned "
+     "must\n"
+     "be stopped for it.",
      "  coldplane fsck\n  coldplane fsck --read-data --json\n  coldplane fsck --repair\n", 0, 0,
      CONFIG_FSCK | CONFIG_WRITE, cmd_fsck},
     {"scrub", "", "read everything again, slowly",
@@ -207,11 +223,14 @@ static const struct cmd_entry entries[] = {
      "            prefilling those tokens; --build makes that session first. Without it an empty\n"
      "            store is an error, not a fast restore. Then the time to a first token, exact,\n"
      "            eager and out of the RAM tier.\n"
+     "            Beside a daemon that makes the session, but wakes it in an engine of its own.\n"
      "model:      prefill and decode speed up to --tokens, beside plain C.\n"
      "kv-quality: what each tier of --recipe v3 or v2 costs against BF16; --top k8v8 adds that.\n"
      "rates:      disk, unzip, copy and prefill of this machine, measured with a scratch session "
      "in\n"
-     "            the store and kept there for the estimates of `show` and for --wake faster.\n"
+     "            the store and kept there for the estimates of `show` and for --wake faster; in "
+     "a\n"
+     "            daemon beside whatever else it does.\n"
      "attention:  decode attention on the GPU, alone and inside a whole decode step of an 8B\n"
      "            model, against the card's copy and read rates; answers are checked.",
      "  coldplane bench store --size 1GiB\n"

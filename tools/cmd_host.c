@@ -9,9 +9,11 @@
 #include "tools/cmd_host.h"
 
 #include "snapshot/snap_tree.h"
+#include "tools/control.h"
 #include "tools/relay.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -25,17 +27,14 @@ enum kv_err cmd_host_check(const struct cmd *cmd, const struct cmd_entry *entry,
                            struct kv_diag *diag) {
     const struct config *config = cmd->config;
     const char *what = NULL;
+    if (cmd->spare && strcmp(entry->name, "ps") != 0 && strcmp(entry->name, "top") != 0)
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "the daemon that holds the store is at work for %d commands, which is "
+                           "all it takes; `coldplane ps` tells who works, run this again later",
+                           CONTROL_CLIENTS_MAX);
     const char *flag = config_differs(
         config, cmd->host->config, (CONFIG_ENGINE | CONFIG_WAKING | CONFIG_WRITE) & ~CONFIG_TOKENS);
-    if (strcmp(entry->name, "bench") == 0)
-        what = "bench";
-    else if (config->purge)
-        what = "rm --purge";
-    else if (config->repair)
-        what = "fsck --repair";
-    else if (config->rebuild_index)
-        what = "fsck --rebuild-index";
-    else if (config->rate_bytes != 0)
+    if (config->rate_bytes != 0)
         what = "a --rate, during which nothing could be saved,";
     if (what != NULL)
         return kv_diag_set(
@@ -71,9 +70,11 @@ static void note_unsaved(struct cmd *cmd, const char *name) {
 }
 
 static enum kv_err take(struct cmd *cmd, const char *name, int index, struct kv_diag *diag) {
+    char who[SERVICE_WHO_BYTES];
     const struct service_patience patience = {kv_clock_now_ns(cmd->clock) +
                                                   cmd->host->config->wait_seconds * second_ns,
-                                              cmd_interrupted, cmd};
+                                              cmd_interrupted, cmd, who};
+    snprintf(who, sizeof who, "%.32s, pid %ld", cmd->config->words[0], (long)cmd->asker);
     if (cmd->leases[index].name[0] != 0)
         return KV_OK;
     enum kv_err err = service_lease(cmd->host->service, name, &patience, &cmd->leases[index], diag);
@@ -101,6 +102,49 @@ enum kv_err cmd_host_take_session(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = take(cmd, cmd->session_name, 0, diag);
     /* An older snapshot is woken under the same name. */
     return err == KV_OK && cmd->snapshot != 0 ? let_go(cmd, cmd->session_name, diag) : err;
+}
+
+enum kv_err cmd_host_prove(struct cmd *cmd, struct receipt *receipt_out, struct kv_diag *diag) {
+    struct service *service = cmd->host->service;
+    struct session *session = NULL;
+    char name[32];
+    snprintf(name, sizeof name, "proof-%016" PRIx64, kv_clock_now_ns(cmd->clock));
+    const struct restore_options beside = {.probes_max = cmd->host->config->probes, .as = name};
+    snapshot_drain(service_snapshot(service));
+    enum kv_err err = take(cmd, name, 1, diag);
+    if (err == KV_OK)
+        err = service_wake(service, cmd->session_name, &beside, &session, receipt_out, diag);
+    /* It never wrote anything, and what it shares with the session is not its own to give back. */
+    if (err == KV_OK)
+        session_drop(session);
+    service_lease_end(service, &cmd->leases[1]);
+    return err;
+}
+
+enum kv_err cmd_ask_begin(struct cmd *cmd, struct service *service, const char *name,
+                          struct cmd_asked *asked_out, struct kv_diag *diag) {
+    const struct service_lookup lookup = {.skip_needles = 1};
+    struct service_opened opened;
+    enum kv_err err = cmd->host != NULL ? take(cmd, name, 0, diag) : KV_OK;
+    *asked_out = (struct cmd_asked){NULL, 0};
+    if (err == KV_OK)
+        err = service_session(service, name, &lookup, &asked_out->session, &opened, diag);
+    if (err == KV_OK)
+        asked_out->woken = opened.found == SERVICE_WOKEN;
+    else if (cmd->host != NULL)
+        service_lease_end(service, &cmd->leases[0]);
+    return err;
+}
+
+/* One that was woken without its own questions must not be the next turn's. */
+void cmd_ask_end(struct cmd *cmd, struct service *service, struct cmd_asked *asked) {
+#ifndef BREAK_ASKED_STAYS
+    if (asked->session != NULL && asked->woken)
+#endif
+        service_drop(service, asked->session);
+    asked->session = NULL;
+    if (cmd->host != NULL)
+        service_lease_end(service, &cmd->leases[0]);
 }
 
 /* The sessions that the command names, as it will find them in the store. */

@@ -20,6 +20,9 @@ enum kv_err cmd_host_open_service(struct cmd *cmd, struct service **service_out,
                                   struct kv_diag *diag);
 /* The lease of cmd->session_name. */
 enum kv_err cmd_host_take_session(struct cmd *cmd, struct kv_diag *diag);
+/* Under that lease, of a session that is awake: what is stored of it is woken beside it under
+ * another name, proven, and dropped. */
+enum kv_err cmd_host_prove(struct cmd *cmd, struct receipt *receipt_out, struct kv_diag *diag);
 void cmd_host_close(struct cmd *cmd);
 /* Takes what whoever asked has said meanwhile. */
 void cmd_host_listen(struct cmd *cmd);

@@ -286,6 +286,7 @@ static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_
     cmd_progress(cmd, &progress, "asking", "needles");
     for (uint32_t i = first; i < end && err == KV_OK; i++) {
         progress_update(&progress, i - first, end - first);
+        engine_breathe(session_engine(session));
         err = check_one(session, i, list, &checked, diag);
     }
     progress_end(&progress);
@@ -301,15 +302,15 @@ done:
 
 static enum kv_err check(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
-    struct session *session = NULL;
-    struct service_opened opened;
-    /* The needles are asked here, one by one, instead of inside the wake. */
-    const struct service_lookup lookup = {.skip_needles = 1};
+    struct cmd_asked asked = {NULL, 0};
     enum kv_err err = cmd_open_service(cmd, 1, &service, diag);
+    /* The needles are asked here, one by one, instead of inside the wake. */
     if (err == KV_OK)
-        err = service_session(service, cmd->session_name, &lookup, &session, &opened, diag);
-    if (err == KV_OK)
-        err = check_in(cmd, session, diag);
+        err = cmd_ask_begin(cmd, service, cmd->session_name, &asked, diag);
+    if (err == KV_OK) {
+        err = check_in(cmd, asked.session, diag);
+        cmd_ask_end(cmd, service, &asked);
+    }
     cmd_close_service(cmd, service);
     return err;
 }

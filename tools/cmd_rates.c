@@ -38,8 +38,10 @@ static uint64_t now(const struct measuring *measuring) {
 /* What a run that was killed has left. */
 static enum kv_err remove_scratch(struct measuring *measuring, struct kv_diag *diag) {
     struct kv_diag own = {""};
+    cmd_write_begin(measuring->cmd, measuring->service);
     enum kv_err err =
         snapshot_remove(service_store(measuring->service), measuring->cmd->alloc, scratch, &own);
+    cmd_write_end(measuring->cmd, measuring->service);
     if (err == KV_OK || err == KV_ERR_NOT_FOUND)
         return KV_OK;
     return kv_diag_set(diag, err, "%s", own.text);
@@ -66,9 +68,10 @@ static enum kv_err prefill(struct measuring *measuring, struct kv_diag *diag) {
     uint32_t ids[CHUNK];
     uint64_t random = 88172645463325252u;
     const struct turn_work idle = {.prefilled = NULL};
-    const struct session_settings settings = {.name = scratch,
-                                              .policy = measuring->cmd->config->policy,
-                                              .sampler = measuring->cmd->config->sampler};
+    const struct service_lookup lookup = {.create = 1,
+                                          .policy = &measuring->cmd->config->policy,
+                                          .sampler = &measuring->cmd->config->sampler};
+    struct service_opened opened;
     enum kv_err err = KV_OK;
     engine_model(engine, &model);
     measuring->chunks = model.context_tokens / 2 / CHUNK;
@@ -78,7 +81,8 @@ static enum kv_err prefill(struct measuring *measuring, struct kv_diag *diag) {
         return kv_diag_set(diag, KV_ERR_LIMIT,
                            "bench rates: a context of %" PRIu32 " tokens is too short to measure",
                            model.context_tokens);
-    KV_TRY(session_create(engine, &settings, &measuring->session, diag));
+    KV_TRY(
+        service_session(measuring->service, scratch, &lookup, &measuring->session, &opened, diag));
     for (uint32_t c = 0; c < measuring->chunks; c++) {
         for (uint32_t i = 0; i < CHUNK; i++) {
             random ^= random << 13;
@@ -105,7 +109,7 @@ static enum kv_err wake_often(struct measuring *measuring, struct kv_diag *diag)
     struct receipt receipt;
     enum kv_err err = service_save(measuring->service, measuring->session, 0, &receipt, diag);
     for (int i = 0; err == KV_OK && i < WAKES; i++) {
-        session_drop(measuring->session);
+        service_drop(measuring->service, measuring->session);
         snapshot_drain(service_snapshot(measuring->service));
         measuring->session = NULL;
         err = service_wake(measuring->service, scratch, &options, &measuring->session,
@@ -185,7 +189,7 @@ static void conclude(struct measuring *measuring) {
     engine_model(service_engine(measuring->service), &model);
     rates->model = model.identity.tensors;
     rates->numerics = model.identity.numerics;
-    rates->threads = measuring->cmd->config->threads;
+    rates->threads = cmd_bench_threads(measuring->cmd);
     rates->measured_ns = kv_clock_wall_ns(measuring->cmd->clock);
 }
 
@@ -225,6 +229,10 @@ enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_service(cmd, 0, &measuring.service, diag));
+    KV_TRY(cmd_make(cmd, scratch, diag));
+    struct session *left = session_find(service_engine(measuring.service), scratch);
+    if (left != NULL)
+        service_drop(measuring.service, left);
     KV_TRY(remove_scratch(&measuring, diag));
     err = prefill(&measuring, diag);
     if (err == KV_OK)
@@ -232,7 +240,7 @@ enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
     if (err == KV_OK)
         err = measure_copy(&measuring, diag);
     if (measuring.session != NULL)
-        session_drop(measuring.session);
+        service_drop(measuring.service, measuring.session);
     snapshot_drain(service_snapshot(measuring.service));
     if (err == KV_OK) {
         conclude(&measuring);
@@ -241,7 +249,10 @@ enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
         (void)remove_scratch(&measuring, NULL);
     }
     KV_TRY(err);
-    KV_TRY(snap_rates_put(service_store(measuring.service), &measuring.rates, diag));
+    cmd_write_begin(cmd, measuring.service);
+    err = snap_rates_put(service_store(measuring.service), &measuring.rates, diag);
+    cmd_write_end(cmd, measuring.service);
+    KV_TRY(err);
     cmd_bench_host(cmd);
     tell_rates(cmd, &measuring.rates);
 done:

@@ -4,6 +4,7 @@
  * Not responsible for: talking (cmd_chat.c), needles (cmd_needle.c), the store (cmd_store.c).
  */
 #include "tools/cmd.h"
+#include "tools/cmd_host.h"
 #include "tools/json_text.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
@@ -381,6 +382,18 @@ static enum kv_err find_place(struct cmd *cmd, struct service *service, struct s
     return err;
 }
 
+/* In a daemon a session that is awake stays as it is: the proof is of what is stored. */
+static enum kv_err wake_or_prove(struct cmd *cmd, struct service *service,
+                                 struct session **session_out, struct service_opened *opened_out,
+                                 struct kv_diag *diag) {
+    enum kv_err err = cmd->host != NULL ? cmd_host_take_session(cmd, diag) : KV_OK;
+    if (err != KV_OK)
+        return err;
+    if (session_find(service_engine(service), cmd->session_name) != NULL)
+        return cmd_host_prove(cmd, &opened_out->receipt, diag);
+    return cmd_open_session(cmd, service, 0, session_out, opened_out, diag);
+}
+
 enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
     struct session *session = NULL;
@@ -396,7 +409,7 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     if (err == KV_OK)
         err = find_place(cmd, service, &room, &place, diag);
     if (err == KV_OK)
-        err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
+        err = wake_or_prove(cmd, service, &session, &opened, diag);
     if (err == KV_OK && opened.receipt.tokens > 0 && opened.receipt.tokens_reused == 0)
         err =
             kv_diag_set(diag, KV_ERR_PROOF,
@@ -404,7 +417,7 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
                         "the receipt",
                         cmd->session_name);
     give_receipt(cmd, "receipt", &opened.receipt);
-    if (err == KV_OK && service_refine(service, session, &behind))
+    if (err == KV_OK && session != NULL && service_refine(service, session, &behind))
         give_receipt(cmd, "refined", &behind);
     if (err == KV_OK && place.tag != NULL) {
         session_drop(session);

@@ -14,18 +14,16 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 
 enum { REFRESH_MS = 2000, BAR = 16, COLUMNS = 80, LINES_USUAL = 24, HEAD_LINES = 8 };
-enum { HOLDER_BYTES = 128, CACHE = 256 };
+enum { CACHE = 256 };
 
 /* The tier map stands in the image, which a session's head never changes. */
 struct tiers {
@@ -53,8 +51,8 @@ struct top {
     struct tiers cache[CACHE];
     uint64_t disk_free, written_bytes, written_ns; /* of the frame before; ns 0: none */
     double write_rate;
-    char holder[HOLDER_BYTES]; /* of the store's lock; "" when nobody writes */
-    int live;                  /* a terminal that is drawn again and again */
+    char holder[CMD_HOLDER_BYTES]; /* of the store's lock; "" when nobody writes */
+    int live;                      /* a terminal that is drawn again and again */
     int no_memory;
 };
 
@@ -99,23 +97,6 @@ static const struct tiers *tiers_of(struct top *top, struct store *store,
     return tiers;
 }
 
-static void find_holder(struct top *top) {
-    char path[CONFIG_PATH_BYTES + 8];
-    top->holder[0] = 0;
-    snprintf(path, sizeof path, "%s/LOCK", top->cmd->config->store);
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0)
-        return;
-    if (flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        ssize_t got = read(file, top->holder, sizeof top->holder - 1);
-        top->holder[got > 0 ? got : 0] = 0;
-        top->holder[strcspn(top->holder, "\n")] = 0;
-        if (top->holder[0] == 0)
-            memcpy(top->holder, "a writer", sizeof "a writer");
-    }
-    close(file);
-}
-
 /* As the scheduler thread, for microseconds. */
 static enum kv_err look_at_device(struct top *top, struct kv_diag *diag) {
     struct service *service = top->cmd->host->service;
@@ -158,7 +139,7 @@ static enum kv_err look(struct top *top, struct store **store_out, struct kv_dia
     top->count = 0;
     store_stats_get(*store_out, &top->stats);
     (void)cmd_disk_low(top->cmd->config, &top->disk_free);
-    find_holder(top);
+    cmd_holder(top->cmd->config, top->holder);
     err = snapshot_list(*store_out, top->cmd->alloc, take_entry, top, diag);
     if (top->no_memory)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu sessions", top->count);
@@ -220,18 +201,6 @@ static const char *state_of(const struct top *top, const struct snapshot_entry *
     if (top->cmd->host != NULL)
         return "asleep";
     return entry->head.asleep ? "asleep" : "saved";
-}
-
-static void age_of(uint64_t then_ns, uint64_t now_ns, char out[TEXT_SHORT_BYTES]) {
-    uint64_t seconds = now_ns > then_ns ? (now_ns - then_ns) / 1000000000U : 0;
-    if (seconds < 120)
-        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " s", seconds);
-    else if (seconds < 7200)
-        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " min", seconds / 60);
-    else if (seconds < 172800)
-        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " h", seconds / 3600);
-    else
-        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " d", seconds / 86400);
 }
 
 /* At most `columns` bytes, cut between characters: names may be long and in any script. */
@@ -299,7 +268,7 @@ static void print_row(struct top *top, struct store *store, const struct snapsho
                       uint64_t now_ns) {
     char size[TEXT_SHORT_BYTES], age[TEXT_SHORT_BYTES], bar[BAR + 1];
     tier_bar(entry, tiers_of(top, store, entry), bar);
-    age_of(entry->used_ns, now_ns, age);
+    text_age(now_ns > entry->used_ns ? now_ns - entry->used_ns : 0, age);
     fprintf(top->out, "%8" PRIu64 " %10s %4" PRIu32 " %-7s %7s  %s ", entry->head.n,
             text_size(entry->stored_bytes, size), entry->tag_count, state_of(top, entry), age, bar);
     print_cut(top, entry->head.name, COLUMNS - 60);

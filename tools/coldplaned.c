@@ -126,7 +126,12 @@ static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
     err = serve_open(daemon->service, &settings, &daemon->serve, diag);
     if (err != KV_OK)
         return err;
-    daemon->host = (struct cmd_host){daemon->service, config, on_changed, daemon};
+    daemon->host = (struct cmd_host){.service = daemon->service,
+                                     .serve = daemon->serve,
+                                     .config = config,
+                                     .changed = on_changed,
+                                     .context = daemon,
+                                     .control = &daemon->control};
     const struct control_settings control = {.serve = daemon->serve,
                                              .host = &daemon->host,
                                              .alloc = daemon->cmd.alloc,

@@ -38,6 +38,8 @@ struct client {
     struct control *control;
     struct client *next;
     int socket;
+    int spare; /* came in beyond CONTROL_CLIENTS_MAX */
+    pid_t pid;
     int streams[CONTROL_WIRE_STREAMS];
     char *texts; /* COLDPLANE_HOME, then the arguments */
     char *argv[CONTROL_TEXTS_MAX + 1];
@@ -54,11 +56,12 @@ static void say(struct control *control, const char *what, const char *more) {
     control->settings.log(control->settings.log_context, line);
 }
 
-static int may_ask(int socket) {
+static int may_ask(struct client *client) {
     struct ucred peer;
     socklen_t size = sizeof peer;
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    if (getsockopt(client->socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
         return 0;
+    client->pid = peer.pid;
     return peer.uid == 0 || peer.uid == geteuid();
 }
 
@@ -109,6 +112,8 @@ static int run_command(struct client *client) {
     struct cmd cmd = {.program = "coldplaned",
                       .host = settings->host,
                       .home = client->argv[0],
+                      .asker = client->pid,
+                      .spare = client->spare,
                       .alloc = settings->alloc,
                       .clock = settings->clock,
                       .folder = client->streams[3],
@@ -160,7 +165,7 @@ static void *client_main(void *context) {
     /* Nobody holds a place here without saying what for. */
     const struct timeval patience = {HEAD_WAIT_SECONDS, 0};
     (void)setsockopt(client->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (may_ask(client->socket) && get_head(client, head) && get_texts(client, head)) {
+    if (may_ask(client) && get_head(client, head) && get_texts(client, head)) {
         const char *name = client->text_count > 2 ? client->argv[2] : "";
         int code = run_command(client);
         char text[64];
@@ -178,6 +183,15 @@ static void *client_main(void *context) {
 
 /* --- listening */
 
+static void turn_away(struct control *control, int socket) {
+    uint8_t answer[CONTROL_WIRE_ANSWER_BYTES];
+    kv_put_u32(answer, CONTROL_WIRE_MAGIC);
+    kv_put_u32(answer + 4, CONTROL_WIRE_FULL);
+    (void)control_wire_put(socket, answer, sizeof answer);
+    close(socket);
+    say(control, "refused", "one more than are let in");
+}
+
 static void begin_client(struct control *control, int socket) {
     struct client *client = kv_alloc_zeroed(control->settings.alloc, 1, sizeof *client);
     pthread_attr_t detached;
@@ -190,15 +204,20 @@ static void begin_client(struct control *control, int socket) {
     client->socket = socket;
     memset(client->streams, -1, sizeof client->streams);
     pthread_mutex_lock(&control->lock);
-    int taken = !control->stopping && control->count < CONTROL_CLIENTS_MAX;
+    int stopping = control->stopping;
+    int taken = !stopping && control->count < CONTROL_CLIENTS_MAX + CONTROL_CLIENTS_SPARE;
     if (taken) {
+        client->spare = control->count >= CONTROL_CLIENTS_MAX;
         client->next = control->clients;
         control->clients = client;
         control->count++;
     }
     pthread_mutex_unlock(&control->lock);
     if (!taken) {
-        close(socket);
+        if (stopping)
+            close(socket);
+        else
+            turn_away(control, socket);
         kv_alloc_release(control->settings.alloc, client);
         return;
     }
@@ -291,6 +310,15 @@ int control_stop(struct control *control, uint64_t wait_ns) {
     int all = control->count == 0;
     pthread_mutex_unlock(&control->lock);
     return all;
+}
+
+uint32_t control_clients(struct control *control) {
+    if (control == NULL)
+        return 0;
+    pthread_mutex_lock(&control->lock);
+    uint32_t count = control->count;
+    pthread_mutex_unlock(&control->lock);
+    return count;
 }
 
 void control_close(struct control *control) {

@@ -8,7 +8,7 @@
  * The stream: a head of 16 bytes (magic, version, count of texts, their bytes), then COLDPLANE_HOME
  * and the arguments, each ended by a zero byte; with the head travel four descriptors: standard
  * input, output, error, folder. Then 'I' for a ctrl-C, 'T' for leave; closing it leaves too. The
- * answer is 8 bytes: magic, exit code. Words are little-endian.
+ * answer is 8 bytes: magic, exit code, or that no more are taken. Words are little-endian.
  *
  * Threads: control_open and control_close by one owner; control_ask by any.
  * Units: bytes.
@@ -19,7 +19,9 @@
 #include "tools/cmd.h"
 #include "tools/serve.h"
 
-enum { CONTROL_CLIENTS_MAX = 64, CONTROL_TEXTS_MAX = 256, CONTROL_BYTES_MAX = 8 << 20 };
+/* Some more are let in for what tells who is at work. */
+enum { CONTROL_CLIENTS_MAX = 64, CONTROL_CLIENTS_SPARE = 8 };
+enum { CONTROL_TEXTS_MAX = 256, CONTROL_BYTES_MAX = 8 << 20 };
 
 struct control;
 struct control_settings {
@@ -35,10 +37,12 @@ enum kv_err control_open(const struct control_settings *settings, struct control
                          struct kv_diag *diag);
 /* Nobody else is let in, those at work are asked to leave; 1 when all have within `wait_ns`. */
 int control_stop(struct control *control, uint64_t wait_ns);
+/* Commands at work, whoever has not said yet what for among them. Any thread; NULL: 0. */
+uint32_t control_clients(struct control *control);
 void control_close(struct control *control); /* after a stop that returned 1; NULL is allowed */
 
 /* Has the daemon that holds config->store run the arguments; INT, TERM and HUP are handed on.
- * NOT_FOUND: there is none. IO: it ended meanwhile, or takes no more. */
+ * NOT_FOUND: there is none. BUSY: it takes no more. IO: it ended meanwhile. */
 enum kv_err control_ask(const struct config *config, int argc, char **argv, int *code_out,
                         struct kv_diag *diag);
 

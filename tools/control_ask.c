@@ -108,8 +108,9 @@ enum kv_err control_ask(const struct config *config, int argc, char **argv, int 
     if (client < 0)
         return KV_ERR_NOT_FOUND;
     int signals = take_signals(&before);
-    int good = send_all(client, config, argc, argv) && await_answer(client, signals, answer) &&
-               kv_get_u32(answer) == CONTROL_WIRE_MAGIC;
+    /* Who is turned away may be told so before all was said. */
+    (void)send_all(client, config, argc, argv);
+    int good = await_answer(client, signals, answer) && kv_get_u32(answer) == CONTROL_WIRE_MAGIC;
     close(client);
     if (signals >= 0) {
         close(signals);
@@ -117,9 +118,14 @@ enum kv_err control_ask(const struct config *config, int argc, char **argv, int 
     }
     if (!good)
         return kv_diag_set(diag, KV_ERR_IO,
-                           "the daemon that holds store %s ended before the command did, or takes "
-                           "no more; see its log and run the command again",
+                           "the daemon that holds store %s ended before the command did; see its "
+                           "log and run the command again",
                            config->store);
+    if (kv_get_u32(answer + 4) == CONTROL_WIRE_FULL)
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "the daemon that holds store %s lets nobody more in: %d commands are at "
+                           "work or have not said what they want; run this again later",
+                           config->store, CONTROL_CLIENTS_MAX + CONTROL_CLIENTS_SPARE);
     *code_out = (int)kv_get_u32(answer + 4);
     return KV_OK;
 }

@@ -19,6 +19,7 @@
 #include "tools/turn.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { MOVES_MAX = 8 };
@@ -313,9 +314,11 @@ static int has_moved(struct turning *turning, enum kv_err err) {
 
 static enum kv_err try_place(struct turning *turning, struct kv_diag *diag) {
     const struct serve_find find = {turning->request, &turning->rendered};
-    struct service_patience patience = {turning->patience_ns, is_gone, turning};
+    char who[SERVICE_WHO_BYTES];
+    const struct service_patience patience = {turning->patience_ns, is_gone, turning, who};
     struct serve_place *place = &turning->place;
     uint64_t begun = now(turning);
+    snprintf(who, sizeof who, "request %.48s", turning->request->request_id);
     enum kv_err err = serve_find_place(turning->serve, &find, place, diag);
     if (err == KV_OK)
         err = service_lease(turning->service, place->session, &patience, &turning->lease, diag);

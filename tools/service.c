@@ -90,15 +90,25 @@ int service_has_others(struct service *service, const struct service_lease *leas
     return service->leases != lease || lease->next != NULL;
 }
 
+const struct service_lease *service_lease_at(struct service *service, uint32_t index) {
+    const struct service_lease *lease = service->leases;
+    while (lease != NULL && index-- > 0)
+        lease = lease->next;
+    return lease;
+}
+
 static int is_busy(void *context, const struct session *session) {
     struct session_info info;
     session_info(session, &info);
     return service_is_leased(context, info.name);
 }
 
-static void stand_in_line(struct service *service, const char *name, struct service_lease *lease) {
+static void stand_in_line(struct service *service, const char *name, const char *who,
+                          struct service_lease *lease) {
     memset(lease, 0, sizeof *lease);
     memcpy(lease->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
+    memcpy(lease->who, who, strnlen(who, SERVICE_WHO_BYTES - 1));
+    lease->since_ns = kv_clock_now_ns(service->clock);
     *service->leases_end = lease;
     service->leases_end = &lease->next;
 }
@@ -124,7 +134,7 @@ enum kv_err service_lease(struct service *service, const char *name,
         lease_out->name[0] = 0;
         return err;
     }
-    stand_in_line(service, name, lease_out);
+    stand_in_line(service, name, patience->who != NULL ? patience->who : "", lease_out);
     while (find_lease(service, name) != lease_out && err == KV_OK) {
 #ifdef BREAK_LEASE
         if (1)
@@ -138,6 +148,7 @@ enum kv_err service_lease(struct service *service, const char *name,
         else
             service_await(service, look_again_ns);
     }
+    lease_out->since_ns = kv_clock_now_ns(service->clock);
     if (err != KV_OK)
         service_lease_end(service, lease_out);
     return err;
@@ -182,7 +193,7 @@ static int sleep_one(struct service *service, const struct session *except) {
         struct session_info info;
         struct receipt receipt;
         session_info(session, &info);
-        stand_in_line(service, info.name, &lease);
+        stand_in_line(service, info.name, "going to sleep", &lease);
         lease.to_sleep = 1;
         tried_ns = info.last_used_ns;
         enum kv_err err = snapshot_sleep(service->snapshot, session, &receipt, &diag);

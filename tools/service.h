@@ -111,11 +111,15 @@ struct service_patience {
     uint64_t deadline_ns;            /* monotonic; UINT64_MAX: for ever */
     int (*cancelled)(void *context); /* looked at while waiting; may be NULL */
     void *context;
+    const char *who; /* for people; copied, cut to SERVICE_WHO_BYTES - 1; may be NULL */
 };
 /* On the stack of whoever holds it; first come, first served. */
+enum { SERVICE_WHO_BYTES = 64 };
 struct service_lease {
     char name[IMAGE_NAME_BYTES_MAX + 1]; /* "" when not held */
-    int to_sleep;                        /* of service.c: goes to sleep */
+    char who[SERVICE_WHO_BYTES];
+    uint64_t since_ns; /* asked for, then held; monotonic */
+    int to_sleep;      /* of service.c: goes to sleep */
     struct service_lease *next;
 };
 /* BUSY when the deadline passes, CANCELLED. The name need not exist. */
@@ -124,6 +128,9 @@ enum kv_err service_lease(struct service *service, const char *name,
                           struct kv_diag *diag);
 void service_lease_end(struct service *service, struct service_lease *lease);
 int service_is_leased(struct service *service, const char *name);
+/* All of them in the order of asking: the first with a name holds it, the others wait. NULL: none
+ * further. */
+const struct service_lease *service_lease_at(struct service *service, uint32_t index);
 /* 1 when somebody else holds a lease or waits for one: what is used up now may come free. */
 int service_has_others(struct service *service, const struct service_lease *lease);
 

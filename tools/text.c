@@ -105,6 +105,19 @@ const char *text_duration(uint64_t ns, char out[TEXT_SHORT_BYTES]) {
     return out;
 }
 
+const char *text_age(uint64_t ns, char out[TEXT_SHORT_BYTES]) {
+    uint64_t seconds = ns / 1000000000U;
+    if (seconds < 120)
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " s", seconds);
+    else if (seconds < 7200)
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " min", seconds / 60);
+    else if (seconds < 172800)
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " h", seconds / 3600);
+    else
+        snprintf(out, TEXT_SHORT_BYTES, "%" PRIu64 " d", seconds / 86400);
+    return out;
+}
+
 const char *text_count(uint64_t count, const char *noun, char out[TEXT_SHORT_BYTES]) {
     size_t length = strlen(noun);
     int hisses = length > 2 && strcmp(noun + length - 2, "ch") == 0;

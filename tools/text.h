@@ -28,9 +28,11 @@ size_t text_valid(const char *text, size_t bytes, char *out);
 /* 1 when `text` is UTF-8 without control characters and marks that turn the direction. */
 int text_is_plain(const char *text);
 
-/* "12.3 MiB", "1.5 s", "340 ms", "85 µs". Both return `out`. */
+/* "12.3 MiB", "1.5 s", "340 ms", "85 µs". These return `out`. */
 const char *text_size(uint64_t bytes, char out[TEXT_SHORT_BYTES]);
 const char *text_duration(uint64_t ns, char out[TEXT_SHORT_BYTES]);
+/* "5 s", "12 min", "30 h", "3 d". */
+const char *text_age(uint64_t ns, char out[TEXT_SHORT_BYTES]);
 /* "1 session", "3 sessions", "2 batches"; `noun` of at most 10 letters. */
 const char *text_count(uint64_t count, const char *noun, char out[TEXT_SHORT_BYTES]);
 /* "2026-11-29 17:04:05" in UTC. */
