@@ -119,31 +119,58 @@ static enum kv_err feed(struct run *run, struct session *session, uint32_t count
     return err;
 }
 
-/* Wrong K scales of one page: the fp16 exponent raised, in every layer and head. */
+/* --- a page that is wrong */
+
+/* The exponents of 64 fp16 scales raised. */
+static void raise_scales(uint8_t *scales) {
+    for (uint32_t token = 0; token < LAYOUT_PAGE_TOKENS; token++)
+        scales[2 * token + 1] += SPOIL_EXPONENT << 2;
+}
+
+/* The exponents of K of page 1 in every layer and head, in a copy of META, of
+ * the slot with the scales of K8I4, or of one of the two slots of FP8 that hold nothing else. */
+static void spoil_copy(const struct layout_geometry *g, enum layout_tier tier, uint8_t *copy) {
+    if (tier == LAYOUT_TIER_FP8) {
+        for (uint64_t i = 0; i < layout_slot_raw_bytes(g); i++) {
+            uint32_t size = (copy[i] & 0x7fu) + (SPOIL_EXPONENT << 3);
+            copy[i] = (uint8_t)((copy[i] & 0x80) | (size < 0x7e ? size : 0x7e));
+        }
+        return;
+    }
+    for (uint32_t row = 0; row < g->layers * g->kv_heads; row++) {
+        struct layout_at page = {row / g->kv_heads, row % g->kv_heads, 1};
+        raise_scales(copy + (tier == LAYOUT_TIER_K8I4 ? layout_groups(g, page).off
+                                                      : layout_tile(g, LAYOUT_META, page).off));
+    }
+}
+
 static enum kv_err spoil(struct session *session, struct kv_diag *diag) {
     struct engine *engine = session->engine;
     struct slots *slots = &engine->slots;
-    uint8_t *at = slots_frame(slots, session->blocks[0]->map.meta_frame);
-    uint8_t *frame = kv_alloc_aligned(engine->settings.alloc, slots->frame_bytes, 64);
-    struct device_copy out = {frame, at, slots->frame_bytes}, in = {at, frame, slots->frame_bytes};
+    const struct kvops_block *map = &session->blocks[0]->map;
     const struct layout_geometry *g = &slots->pool.geometry;
-    enum kv_err err;
+    enum layout_tier tier = session->views[0].tier;
+    uint32_t first = tier == LAYOUT_TIER_FP8 ? 2 : LAYOUT_GROUP_ENTRY;
+    uint64_t bytes = layout_tier_is_control(tier) ? layout_slot_raw_bytes(g) : slots->frame_bytes;
+    uint8_t *copy = kv_alloc_aligned(engine->settings.alloc, bytes, 64);
+    enum kv_err err = KV_OK;
 
-    if (!frame)
+    if (!copy)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a frame");
-    err = device_copy_out(engine->device, DEVICE_STEP, &out, 1);
-    for (uint32_t layer = 0; layer < g->layers; layer++)
-        for (uint32_t head = 0; head < g->kv_heads; head++) {
-            struct layout_at page = {layer, head, 1};
-            uint8_t *tile = frame + layout_tile(g, LAYOUT_META, page).off;
-            for (uint32_t token = 0; token < LAYOUT_PAGE_TOKENS; token++)
-                tile[2 * token + 1] += SPOIL_EXPONENT << 2;
-        }
-    if (err == KV_OK)
-        err = device_copy_in(engine->device, DEVICE_STEP, &in, 1);
-    kv_alloc_release(engine->settings.alloc, frame);
+    for (uint32_t part = 0; err == KV_OK && part < (tier == LAYOUT_TIER_FP8 ? 2 : 1); part++) {
+        uint8_t *at = layout_tier_is_control(tier) ? slots_at(slots, map->slot[first + part])
+                                                   : slots_frame(slots, map->meta_frame);
+        struct device_copy out = {copy, at, bytes}, in = {at, copy, bytes};
+        err = device_copy_out(engine->device, DEVICE_STEP, &out, 1);
+        spoil_copy(g, tier, copy);
+        if (err == KV_OK)
+            err = device_copy_in(engine->device, DEVICE_STEP, &in, 1);
+    }
+    kv_alloc_release(engine->settings.alloc, copy);
     return err == KV_OK ? KV_OK : engine_inner_device(engine, diag);
 }
+
+/* --- sessions */
 
 static enum kv_err open_session(struct run *run, const char *name, struct image_policy policy,
                                 struct session **session_out, struct kv_diag *diag) {
@@ -166,7 +193,7 @@ static double bytes_per_token(const struct engine *engine, enum layout_tier tier
     const struct layout_geometry *g = &engine->model.geometry;
     uint64_t bytes = layout_tier_slots(tier) * layout_slot_raw_bytes(g);
 
-    if (tier != LAYOUT_TIER_BF16)
+    if (layout_tier_streams(tier) & 1u << LAYOUT_META)
         bytes += layout_meta_frame_bytes(g);
     return (double)bytes / LAYOUT_BLOCK_TOKENS;
 }

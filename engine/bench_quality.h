@@ -25,7 +25,7 @@ enum { BENCH_QUALITY_ROWS = IMAGE_AGES_MAX + 2 }; /* a ladder's tiers, and one s
 struct bench_quality_options {
     const uint32_t *ids;
     uint32_t id_count;        /* at most the context */
-    enum image_recipe recipe; /* whose ladder, not bf16 … */
+    enum image_recipe recipe; /* whose ladder or one tier, not bf16 … */
     int top_k8v8;             /* … and with K8V8 in front or without */
     uint32_t first_position;  /* earlier ones are not counted: nothing is sealed there */
     int spoil;

@@ -78,7 +78,7 @@ static void describe(struct engine *engine, const struct gguf *gguf,
     identity->tensors = tensors_id(gguf, weights);
     identity->tokenizer = tokenizer_digest(engine->tokenizer);
     identity->chat_template = template_digest(engine->template);
-    identity->code_id = RECORD_CODE_ID;
+    identity->code_id = RECORD_CODE_PLANES;
     identity->layout_id = RECORD_LAYOUT_ID;
 }
 

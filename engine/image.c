@@ -31,6 +31,8 @@ void image_release(struct image *image, const struct kv_alloc *alloc) {
 /* --- ladders */
 
 static const enum layout_tier ladder_bf16[] = {LAYOUT_TIER_BF16};
+static const enum layout_tier ladder_fp8[] = {LAYOUT_TIER_FP8};
+static const enum layout_tier ladder_v1[] = {LAYOUT_TIER_K8I4};
 static const enum layout_tier ladder_v2[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K8V3, LAYOUT_K8V2};
 static const enum layout_tier ladder_v3[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3,
                                              LAYOUT_K6V2};
@@ -43,11 +45,18 @@ struct ladder {
 static struct ladder ladder_of(const struct image_policy *policy) {
     uint32_t skip = policy->top_k8v8 ? 0 : 1;
 
-    if (policy->recipe == IMAGE_RECIPE_BF16)
+    switch (policy->recipe) {
+    case IMAGE_RECIPE_BF16:
         return (struct ladder){ladder_bf16, 1};
-    if (policy->recipe == IMAGE_RECIPE_V2)
+    case IMAGE_RECIPE_FP8:
+        return (struct ladder){ladder_fp8, 1};
+    case IMAGE_RECIPE_V1:
+        return (struct ladder){ladder_v1, 1};
+    case IMAGE_RECIPE_V2:
         return (struct ladder){ladder_v2 + skip, sizeof ladder_v2 / sizeof *ladder_v2 - skip};
-    return (struct ladder){ladder_v3 + skip, sizeof ladder_v3 / sizeof *ladder_v3 - skip};
+    default:
+        return (struct ladder){ladder_v3 + skip, sizeof ladder_v3 / sizeof *ladder_v3 - skip};
+    }
 }
 
 uint32_t image_steps(const struct image_policy *policy) {
@@ -92,20 +101,34 @@ enum layout_tier image_tier_without(const struct image_policy *policy, enum layo
     return step < ladder.count ? ladder.tiers[step] : tier;
 }
 
+static const char *const recipe_names[] = {[IMAGE_RECIPE_BF16] = "bf16",
+                                           [IMAGE_RECIPE_V3] = "v3",
+                                           [IMAGE_RECIPE_V2] = "v2",
+                                           [IMAGE_RECIPE_FP8] = "fp8",
+                                           [IMAGE_RECIPE_V1] = "v1"};
+enum { RECIPE_END = sizeof recipe_names / sizeof recipe_names[0] };
+
+const char image_recipe_names[] = "v3, v2, v1, fp8 or bf16";
+
 const char *image_recipe_name(enum image_recipe recipe) {
-    return recipe == IMAGE_RECIPE_BF16 ? "bf16"
-           : recipe == IMAGE_RECIPE_V2 ? "v2"
-           : recipe == IMAGE_RECIPE_V3 ? "v3"
-                                       : "";
+    int number = (int)recipe;
+    return number >= IMAGE_RECIPE_BF16 && number < RECIPE_END ? recipe_names[number] : "";
+}
+
+enum image_recipe image_recipe_of(const char *name) {
+    for (int i = IMAGE_RECIPE_BF16; i < RECIPE_END; i++)
+        if (strcmp(name, recipe_names[i]) == 0)
+            return (enum image_recipe)i;
+    return (enum image_recipe)0;
 }
 
 const char *image_policy_wrong(const struct image_policy *policy) {
     uint32_t steps;
     if (image_recipe_name(policy->recipe)[0] == 0)
-        return "the recipe is not known: use bf16, v2 or v3";
+        return "the recipe is not known: use v3, v2, v1, fp8 or bf16";
     steps = image_steps(policy);
-    if (policy->recipe == IMAGE_RECIPE_BF16 && (policy->top_k8v8 || policy->pressure))
-        return "recipe bf16 has one tier only: neither policy pressure nor top k8v8 goes with it";
+    if (steps == 0 && (policy->top_k8v8 || policy->pressure))
+        return "this recipe has one tier only: neither policy pressure nor top k8v8 goes with it";
     if (policy->recipe != IMAGE_RECIPE_BF16 && policy->age_count > steps)
         return "more ages than the recipe's ladder has steps";
     if (policy->age_count > IMAGE_AGES_MAX || (policy->pressure && policy->age_count > 0))

@@ -18,7 +18,7 @@
 #include "store/base/digest.h"
 
 enum {
-    IMAGE_VERSION = 3, /* 1 is written where there are no probes, 2 where 3 is not needed */
+    IMAGE_VERSION = 4, /* the oldest one that can say it is written; 4: recipes fp8 and v1 */
     IMAGE_NAME_BYTES_MAX = 128,
     IMAGE_OWNER_BYTES = 16, /* whose session it is: kept with its name, not in the image */
     IMAGE_TOKENS_MAX = 1048576,
@@ -33,7 +33,13 @@ enum {
     IMAGE_TEXT_BYTES_MAX = 4096  /* question, expected answer, statement */
 };
 
-enum image_recipe { IMAGE_RECIPE_BF16 = 1, IMAGE_RECIPE_V3 = 2, IMAGE_RECIPE_V2 = 3 };
+enum image_recipe {
+    IMAGE_RECIPE_BF16 = 1,
+    IMAGE_RECIPE_V3 = 2,
+    IMAGE_RECIPE_V2 = 3,
+    IMAGE_RECIPE_FP8 = 4,
+    IMAGE_RECIPE_V1 = 5
+};
 enum image_role { IMAGE_SYSTEM = 1, IMAGE_USER = 2, IMAGE_ASSISTANT = 3, IMAGE_RAW = 4 };
 
 /* What must be equal for stored KV to mean the same; a difference refuses the restore and names
@@ -44,12 +50,13 @@ struct image_model {
     uint32_t q_heads, context_tokens, rope_pairing; /* 1: adjacent pairs */
     float rope_base;
     struct kv_digest tensors, tokenizer, chat_template;
-    uint32_t code_id, layout_id; /* RECORD_CODE_ID, RECORD_LAYOUT_ID */
+    uint32_t code_id, layout_id; /* RECORD_CODE_PLANES, RECORD_LAYOUT_ID; of all recipes */
     struct kv_digest numerics;
 };
 
 /* The ladder of a recipe is K8V4, K6V4, K6V3, K6V2 (v3) or K8V4, K8V3, K8V2 (v2); `top_k8v8` puts
- * K8V8 in front. A step goes from one tier of it to the next; steps count from 0. */
+ * K8V8 in front. bf16, fp8 and v1 (tier K8I4) have one tier. A step goes from one tier to the next;
+ * steps count from 0. */
 struct image_policy {
     enum image_recipe recipe;
     uint32_t age_count;            /* steps that come at some distance; 0 under pressure */
@@ -72,6 +79,9 @@ enum layout_tier image_tier_without(const struct image_policy *policy, enum layo
 /* NULL, or what is wrong with it, as a sentence for the user. */
 const char *image_policy_wrong(const struct image_policy *policy);
 const char *image_recipe_name(enum image_recipe recipe); /* "v3"; "" for one that is not known */
+/* The recipe of that name; 0: there is none. Every name, for help: image_recipe_names. */
+enum image_recipe image_recipe_of(const char *name);
+extern const char image_recipe_names[]; /* "v3, v2, …" */
 
 struct image_sampler {
     float temperature, top_p;

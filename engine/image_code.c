@@ -7,9 +7,9 @@
  * Bytes: magic "CPIM", version (u32), part count (u32), then every part in the order of `parts`
  * below: tag (4 bytes), length (u64), content. All little-endian. No part is optional, so deleting
  * any one is found and named; version 1 ends before the last one, and is written where that would
- * be empty; version 3 says what versions 1 and 2 cannot of a tier policy. What follows from other
- * parts (tier map, page places) is stored and compared, because a reader must notice when writer
- * and reader disagree about it.
+ * be empty; version 3 says what versions 1 and 2 cannot of a tier policy, version 4 names recipes
+ * that version 3 does not know. What follows from other parts (tier map, page places) is stored and
+ * compared, because a reader must notice when writer and reader disagree about it.
  */
 #include "engine/image.h"
 
@@ -140,23 +140,32 @@ static enum kv_err get_sampler(const struct get_args *args, struct kv_reader *re
 
 enum { VERSION_AGES = 3, FLAG_TOP = 1, FLAG_PRESSURE = 2 };
 
-/* Policies that versions 1 and 2 cannot say. */
-static int has_new_policy(const struct image *image) {
-    int found = 0;
+static int is_control(enum image_recipe recipe) {
+    return recipe == IMAGE_RECIPE_FP8 || recipe == IMAGE_RECIPE_V1;
+}
+
+/* The oldest version that can say the policies; 1 and 2 say the same ones. */
+static uint32_t policies_version(const struct image *image) {
+    uint32_t version = 1;
     for (uint32_t i = 0; i < image->policy_count; i++) {
         const struct image_policy *policy = &image->policies[i].policy;
-        found |= policy->recipe == IMAGE_RECIPE_V2 || policy->top_k8v8 || policy->pressure ||
-                 policy->age_count > VERSION_AGES;
+        int is_new = policy->recipe == IMAGE_RECIPE_V2 || policy->top_k8v8 || policy->pressure ||
+                     policy->age_count > VERSION_AGES;
+        if (is_control(policy->recipe))
+            version = 4;
+        else if (is_new && version < 3)
+            version = 3;
     }
-    return found;
+    return version;
 }
 
 static uint32_t version_of(const struct image *image) {
-    return has_new_policy(image) ? 3 : image->probe_count == 0 ? 1 : 2;
+    uint32_t version = policies_version(image);
+    return version > 1 ? version : image->probe_count == 0 ? 1 : 2;
 }
 
 static void put_policies(const struct image *image, struct kv_writer *writer) {
-    int is_new = has_new_policy(image);
+    int is_new = policies_version(image) >= 3;
     kv_write_u32(writer, image->policy_count);
     for (uint32_t i = 0; i < image->policy_count; i++) {
         const struct image_policy_change *change = &image->policies[i];
@@ -182,7 +191,8 @@ static enum kv_err get_policy_change(const struct get_args *args, struct kv_read
     uint32_t age_count = kv_read_u32(reader);
     uint32_t flags = is_new ? kv_read_u32(reader) : 0;
     if (recipe != IMAGE_RECIPE_BF16 && recipe != IMAGE_RECIPE_V3 &&
-        !(is_new && recipe == IMAGE_RECIPE_V2))
+        !(is_new && recipe == IMAGE_RECIPE_V2) &&
+        !(args->version >= 4 && is_control((enum image_recipe)recipe)))
         return kv_diag_set(args->diag, KV_ERR_CORRUPT, "snapshot image: unknown recipe %u", recipe);
     if (age_count > (is_new ? IMAGE_AGES_MAX : VERSION_AGES))
         return broken(args, "a tier policy has too many ages");
@@ -226,7 +236,7 @@ static enum kv_err get_policies(const struct get_args *args, struct kv_reader *r
         if (i > 0 && image->policies[i].from_n_kv < image->policies[i - 1].from_n_kv)
             return broken(args, "the tier history is out of order");
     }
-    if (args->version >= 3 && !reader->failed && !has_new_policy(image))
+    if (args->version >= 3 && !reader->failed && policies_version(image) != args->version)
         return broken(args, "a tier history that an older version can say");
     return KV_OK;
 }

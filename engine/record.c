@@ -385,14 +385,34 @@ enum kv_err record_check_tag(const char *tag, struct kv_diag *diag) {
     return err == KV_OK ? KV_OK : kv_diag_set(diag, err, "tag '%.64s': %s", tag, own.text);
 }
 
+uint32_t record_code_of(uint32_t streams) {
+    return streams & 1u << LAYOUT_FP8    ? RECORD_CODE_FP8
+           : streams & 1u << LAYOUT_K8I4 ? RECORD_CODE_V1
+                                         : RECORD_CODE_PLANES;
+}
+
+enum kv_err record_check_code(const struct record_block *record, uint32_t streams,
+                              struct kv_diag *diag) {
+    uint32_t code = record_code_of(streams);
+    if (record->code_id == code && record->layout_id == RECORD_LAYOUT_ID)
+        return KV_OK;
+    return kv_diag_set(diag, KV_ERR_MISMATCH,
+                       "written with code %u and layout %u, this session's recipe has %u and %d: "
+                       "use the program that wrote it",
+                       record->code_id, record->layout_id, code, RECORD_LAYOUT_ID);
+}
+
 struct kv_digest record_chain(const struct kv_digest *before, uint64_t lineage, uint32_t block,
                               const uint8_t *kinds, const struct kv_digest *digests,
                               uint32_t count) {
     struct kv_digest_state state;
     uint8_t head[8 + 4 + 4];
+    uint32_t streams = 0;
+    for (uint32_t i = 0; i < count; i++)
+        streams |= kinds[i] < LAYOUT_STREAM_COUNT ? 1u << kinds[i] : 0;
     kv_put_u64(head, lineage);
     kv_put_u32(head + 8, block);
-    kv_put_u32(head + 12, RECORD_CODE_ID);
+    kv_put_u32(head + 12, record_code_of(streams));
     kv_digest_init(&state);
     kv_digest_update(&state, before->bytes, KV_DIGEST_BYTES);
     kv_digest_update(&state, head, sizeof head);

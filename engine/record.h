@@ -40,7 +40,15 @@ enum { RECORD_TAG_BYTES_MAX = 64 };
 enum { RECORD_KIND_IMAGE = 16, RECORD_KIND_IDS = 17, RECORD_IDS_BYTES = 4 * LAYOUT_BLOCK_TOKENS };
 enum { RECORD_BLOCK_EXTENTS_MAX = LAYOUT_STREAM_COUNT + 1 };
 enum { RECORD_DROPPED_MAX = 4 }; /* KL, VR1, VR2, VX: never what the ladder's floor needs */
-enum { RECORD_CODE_ID = 1, RECORD_LAYOUT_ID = 1 }; /* the code of DESIGN section 4, its layout */
+/* What a block's bytes mean: the code of DESIGN section 4, or BF16; the codes of recipes fp8, v1.
+ * And where they stand (kernels/layout.h). */
+enum { RECORD_CODE_PLANES = 1, RECORD_CODE_FP8 = 2, RECORD_CODE_V1 = 3, RECORD_LAYOUT_ID = 1 };
+/* The code of a block that has these streams (mask of 1u << stream). */
+uint32_t record_code_of(uint32_t streams);
+/* MISMATCH, saying both, when a block's record has another code or layout than such a block. */
+struct record_block;
+enum kv_err record_check_code(const struct record_block *record, uint32_t streams,
+                              struct kv_diag *diag);
 
 struct record_key {
     uint8_t bytes[RECORD_KEY_BYTES_MAX];

@@ -14,8 +14,9 @@
 #include "engine/transfer.h"
 #include "store/base/diag.h"
 
-/* Every scale is a positive, finite, normal fp16 number. KV_OK, or CORRUPT naming `what` and the
- * first one that is not. Streams other than META pass. */
+/* META: every scale is a positive, finite, normal fp16 number. FP8: no value is NaN. K8I4: every
+ * scale and minimum is finite. KV_OK, or CORRUPT naming `what` and the first one that is not. Other
+ * streams pass. */
 enum kv_err scales_check(const char *what, const struct transfer_part *part, struct kv_diag *diag);
 /* Every BF16 value is finite; else CORRUPT as above. */
 enum kv_err scales_check_bf16(const char *what, const void *bytes, size_t size,

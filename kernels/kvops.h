@@ -36,8 +36,9 @@ struct kvops_pool {
 };
 
 /* A sealed block as attention reads it: streams at layout_stream_table() in `slot` (KH 0..3, KM
- * 4..5, KL 6..7, VB 8..9, VR1 10, VR2 11, VX 12..15; BF16 0..31). Entries of streams that `tier`
- * does not read are ignored. */
+ * 4..5, KL 6..7, VB 8..9, VR1 10, VR2 11, VX 12..15; BF16 0..31, FP8 0..15, K8I4 0..12). Entries of
+ * streams that `tier` does not read are ignored. The blocks of one sequence are all planes, all
+ * BF16, all FP8 or all K8I4. */
 struct kvops_block {
     uint32_t slot[LAYOUT_BLOCK_SLOTS];
     uint32_t meta_frame;
@@ -52,9 +53,10 @@ struct kvops_page {
 struct kvops_seal {
     struct kvops_pool pool;
     struct kvops_page pages[LAYOUT_BLOCK_PAGES]; /* read */
-    struct kvops_block block; /* written: the streams of block.tier (not BF16) and META */
+    struct kvops_block block; /* written: the streams of block.tier (not BF16), META with planes */
     int32_t *bad_token; /* [items], written: first token (0..255) whose K or V is not finite or
-                                 too large for a scale (absmax > 65504 * 128), or -1 */
+                                 too large for a scale (absmax > 65504 * 128; V of K8I4: 65504), or
+                                 -1 */
 };
 /* After all items: 1 and the first bad layer and token, or 0 when every vector was encoded. */
 int kvops_seal_bad(const struct kvops_seal *args, uint32_t *layer_out, uint32_t *token_out);
@@ -71,14 +73,15 @@ struct kvops_append {
     uint32_t page_token;
 };
 
-/* Reads one page at a tier, in the rotated domain. One item. BF16 is not a tier here. */
+/* Reads one page at a tier, in the rotated domain (FP8 and V of K8I4: as it is). One item. BF16 is
+ * not a tier here. */
 struct kvops_decode_page {
     struct kvops_pool pool;
     const struct kvops_block *block;
     struct layout_at at;
     float *k;        /* [64][dim]: scale * (code + half step) */
     float *v;        /* [64][dim], unbiasing factor included */
-    int8_t *k_codes; /* [64][dim]: 8-bit codes with the bits that the tier lacks zero */
+    int8_t *k_codes; /* [64][dim]: 8-bit codes with the bits that the tier lacks zero; e4m3 bits */
     int8_t *v_codes;
 };
 

@@ -36,6 +36,8 @@ static const struct stream_fact stream_facts[LAYOUT_STREAM_COUNT] = {
     [LAYOUT_BF16] = {"BF16", LAYOUT_BLOCK_SLOTS, 0, 0, 0},
     [LAYOUT_PAGE] = {"PAGE", LAYOUT_PAGE_SLOTS, 0, 0, 0},
     [LAYOUT_SINKS] = {"SINKS", LAYOUT_PAGE_SLOTS, 0, 0, 0},
+    [LAYOUT_FP8] = {"FP8", 16, 0, 0, 0},
+    [LAYOUT_K8I4] = {"K8I4", 13, 0, 0, 0},
 };
 
 struct tier_fact {
@@ -54,6 +56,8 @@ static const struct tier_fact tier_facts[LAYOUT_TIER_COUNT] = {
     [LAYOUT_K8V3] = {"K8V3", K8 | V3 | MASK(LAYOUT_META), 8, 3},
     [LAYOUT_K8V2] = {"K8V2", K8 | V2 | MASK(LAYOUT_META), 8, 2},
     [LAYOUT_TIER_BF16] = {"BF16", MASK(LAYOUT_BF16), 16, 16},
+    [LAYOUT_TIER_FP8] = {"FP8", MASK(LAYOUT_FP8), 8, 8},
+    [LAYOUT_TIER_K8I4] = {"K8I4", MASK(LAYOUT_K8I4), 8, 4},
 };
 
 static const struct stream_fact *stream_fact(enum layout_stream stream) {
@@ -78,6 +82,10 @@ const char *layout_stream_name(enum layout_stream stream) {
 
 const char *layout_tier_name(enum layout_tier tier) {
     return (unsigned)tier < LAYOUT_TIER_COUNT ? tier_facts[tier].name : "unknown";
+}
+
+int layout_stream_of_block(uint32_t stream) {
+    return stream < LAYOUT_STREAM_COUNT && stream != LAYOUT_PAGE && stream != LAYOUT_SINKS;
 }
 
 uint32_t layout_stream_slots(enum layout_stream stream) {
@@ -107,6 +115,10 @@ uint32_t layout_tier_k_bits(enum layout_tier tier) {
 
 uint32_t layout_tier_v_bits(enum layout_tier tier) {
     return tier_fact(tier)->v_bits;
+}
+
+int layout_tier_is_control(enum layout_tier tier) {
+    return tier == LAYOUT_TIER_FP8 || tier == LAYOUT_TIER_K8I4;
 }
 
 static uint64_t layers_heads(const struct layout_geometry *geometry) {
@@ -166,6 +178,38 @@ struct layout_place layout_run(const struct layout_geometry *geometry, struct la
     place.slot = (uint32_t)(ordinal / per_slot);
     place.off = ordinal % per_slot * LAYOUT_RUN_TOKENS * 2 * geometry->head_dim;
     return place;
+}
+
+/* The `per_page` parts of row (layer, head) of page `at.page`, part `part`: parts of one slot's
+ * share of a row, page after page. */
+static struct layout_place part_of_page(const struct layout_geometry *geometry, struct layout_at at,
+                                        uint32_t per_page, uint32_t part) {
+    uint64_t rows = layers_heads(geometry);
+    uint64_t row = (uint64_t)at.layer * geometry->kv_heads + at.head;
+    uint64_t ordinal = (at.page * rows + row) * per_page + part;
+
+    assert(at.layer < geometry->layers && at.head < geometry->kv_heads);
+    assert(at.page < LAYOUT_BLOCK_PAGES && part < per_page);
+    return (struct layout_place){(uint32_t)(ordinal / rows),
+                                 ordinal % rows * LAYOUT_HALF_TOKENS * geometry->head_dim};
+}
+
+struct layout_place layout_half(const struct layout_geometry *geometry, struct layout_at at,
+                                uint32_t half) {
+    return part_of_page(geometry, at, LAYOUT_PAGE_TOKENS / LAYOUT_HALF_TOKENS, half);
+}
+
+struct layout_place layout_nibbles(const struct layout_geometry *geometry, struct layout_at at) {
+    return part_of_page(geometry, at, 1, 0);
+}
+
+struct layout_place layout_groups(const struct layout_geometry *geometry, struct layout_at at) {
+    uint64_t row = (uint64_t)at.layer * geometry->kv_heads + at.head;
+
+    assert(at.layer < geometry->layers && at.head < geometry->kv_heads);
+    assert(at.page < LAYOUT_BLOCK_PAGES);
+    return (struct layout_place){0,
+                                 (at.page * layers_heads(geometry) + row) * 8 * geometry->head_dim};
 }
 
 uint32_t layout_plane_width(enum layout_stream stream) {

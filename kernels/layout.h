@@ -28,6 +28,10 @@ enum {
     LAYOUT_BLOCK_SLOTS = 32, /* slots of a BF16 block */
     LAYOUT_RUN_TOKENS = 16,  /* tokens of a BF16 run, which never straddles a slot */
     LAYOUT_META_TILE_BYTES = 256,
+    LAYOUT_HALF_TOKENS = 32, /* of a page whose values are one byte each */
+    LAYOUT_V_ENTRY = 8,      /* V's first slot in streams FP8 and K8I4 … */
+    LAYOUT_GROUP_ENTRY = 12, /* … and that of scales and minima in K8I4 */
+    LAYOUT_GROUP_DIMS = 64,  /* values of V that share a scale and a minimum */
     LAYOUT_SLOT_UNIT = 4096,
     LAYOUT_LAYERS_MAX = 512,
     LAYOUT_KV_HEADS_MAX = 256
@@ -46,6 +50,8 @@ enum layout_stream {
     LAYOUT_BF16 = 8,   /* a whole block unsealed: four BF16 pages, page p in slots 8p..8p+7 */
     LAYOUT_PAGE = 9,   /* BF16 window page */
     LAYOUT_SINKS = 10, /* BF16 page of the first 64 tokens */
+    LAYOUT_FP8 = 11,   /* a whole block of recipe fp8: K in slots 0..7, V in 8..15 */
+    LAYOUT_K8I4 = 12,  /* … of recipe v1: K in slots 0..7, V in 8..11, scales and minima in 12 */
     LAYOUT_STREAM_COUNT
 };
 
@@ -58,6 +64,8 @@ enum layout_tier {
     LAYOUT_K8V3 = 5,
     LAYOUT_K8V2 = 6,
     LAYOUT_TIER_BF16 = 7,
+    LAYOUT_TIER_FP8 = 8, /* those behind BF16 are the codes of the control recipes */
+    LAYOUT_TIER_K8I4 = 9,
     LAYOUT_TIER_COUNT
 };
 
@@ -72,13 +80,16 @@ int layout_geometry_valid(const struct layout_geometry *geometry);
 const char *layout_stream_name(enum layout_stream stream); /* "KH", ... ; never NULL */
 const char *layout_tier_name(enum layout_tier tier);       /* "K8V4", ... ; never NULL */
 
+/* 1 for a stream of a sealed block, 0 for window pages, sinks and what is no stream. */
+int layout_stream_of_block(uint32_t stream);
 uint32_t layout_stream_slots(enum layout_stream stream); /* 0 for META */
 uint32_t layout_tier_streams(enum layout_tier tier);     /* mask of 1u << stream, META included */
 uint32_t layout_tier_slots(enum layout_tier tier);       /* per block */
-/* First entry of a plane in a block's slot table of 32 (kvops_block.slot); BF16: 0. */
+/* First entry of a plane in a block's slot table of 32 (kvops_block.slot); a whole block: 0. */
 uint32_t layout_stream_table(enum layout_stream stream);
 uint32_t layout_tier_k_bits(enum layout_tier tier); /* 8 or 6; BF16: 16 */
 uint32_t layout_tier_v_bits(enum layout_tier tier); /* 8, 4, 3 or 2; BF16: 16 */
+int layout_tier_is_control(enum layout_tier tier);  /* FP8 and K8I4 */
 
 uint64_t layout_slot_raw_bytes(const struct layout_geometry *geometry);   /* layers*heads*32*dim */
 uint64_t layout_slot_bytes(const struct layout_geometry *geometry);       /* padded to 4 KiB */
@@ -116,6 +127,18 @@ struct layout_bits layout_bits(enum layout_stream stream, uint32_t head_dim, uin
 /* Bits of a value in a plane (4, 2 or 1) and where they stand in the 8-bit code. */
 uint32_t layout_plane_width(enum layout_stream stream);
 uint32_t layout_plane_shift(enum layout_stream stream);
+
+/* The control codes hold one page after the other, [layer][kv_head] in each. K of both, and V of
+ * FP8 from LAYOUT_V_ENTRY on: tokens 32 * half .. 32 * half + 31, 32 * head_dim bytes
+ * [token][dim], in one of eight slots. */
+struct layout_place layout_half(const struct layout_geometry *geometry, struct layout_at at,
+                                uint32_t half);
+/* V of K8I4: 32 * head_dim bytes [token][dim / 2], the even dim in the low bits; slot 0..3 from
+ * LAYOUT_V_ENTRY on. */
+struct layout_place layout_nibbles(const struct layout_geometry *geometry, struct layout_at at);
+/* Scales of K8I4: 8 * head_dim bytes: fp16 s_k[64], then for each token and group of 64 dims of V
+ * fp16 scale and minimum, then zeros; slot 0 from LAYOUT_GROUP_ENTRY on. */
+struct layout_place layout_groups(const struct layout_geometry *geometry, struct layout_at at);
 
 /* A BF16 page on disk holds its n tokens only: [layer][kv_head][K, V][n][dim]. `slots` are the 8
  * addresses of the page's slots; `dense` has layout_dense_bytes. n is 1..64. */

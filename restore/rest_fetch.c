@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const enum layout_stream needed_first[] = {LAYOUT_META, LAYOUT_KH, LAYOUT_KM, LAYOUT_VB,
-                                                  LAYOUT_BF16};
+static const enum layout_stream needed_first[] = {LAYOUT_META, LAYOUT_KH,  LAYOUT_KM,  LAYOUT_VB,
+                                                  LAYOUT_BF16, LAYOUT_FP8, LAYOUT_K8I4};
 static const enum layout_stream refinement[] = {LAYOUT_VR1, LAYOUT_VR2, LAYOUT_KL, LAYOUT_VX};
 
 static enum kv_err add(struct rest_fetch *fetch, const struct store_extent *extent,

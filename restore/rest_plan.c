@@ -200,10 +200,9 @@ static enum kv_err check_block(const struct rest_plan_where *where,
     enum kv_err err = record_get_block(stored->value, stored->value_bytes, &record, diag);
     if (err != KV_OK)
         return err;
-    if (record.code_id != RECORD_CODE_ID || record.layout_id != RECORD_LAYOUT_ID)
-        return kv_diag_set(diag, KV_ERR_MISMATCH,
-                           "written with code %u and layout %u, this program has %d and %d",
-                           record.code_id, record.layout_id, RECORD_CODE_ID, RECORD_LAYOUT_ID);
+    err = record_check_code(&record, where->streams, diag);
+    if (err != KV_OK)
+        return err;
     if (record.first_position != LAYOUT_SINK_TOKENS + (uint64_t)where->index * LAYOUT_BLOCK_TOKENS)
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the record is of position %llu",
                            (unsigned long long)record.first_position);
@@ -214,7 +213,7 @@ static enum kv_err check_block(const struct rest_plan_where *where,
         return kv_diag_set(diag, KV_ERR_CORRUPT, "the token ids are missing");
     for (uint32_t i = 1; i < stored->extent_count; i++) {
         const struct store_extent *extent = &stored->extents[i];
-        if (extent->kind > LAYOUT_BF16 || seen & 1u << extent->kind)
+        if (!layout_stream_of_block(extent->kind) || seen & 1u << extent->kind)
             return kv_diag_set(diag, KV_ERR_CORRUPT, "extent %u is no stream or is there twice", i);
         seen |= 1u << extent->kind;
         uint64_t expected = layout_stream_bytes(where->geometry, extent->kind);

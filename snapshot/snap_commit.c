@@ -41,6 +41,8 @@ enum store_codec_hint snap_commit_hint(uint8_t kind) {
     case LAYOUT_KH:
     case LAYOUT_VB:
     case LAYOUT_META:
+    case LAYOUT_FP8:
+    case LAYOUT_K8I4:
         return STORE_ZSTD;
     case LAYOUT_BF16:
     case LAYOUT_PAGE:
@@ -148,8 +150,10 @@ static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
     const struct iovec ids = {(void *)transfer_block_ids(item->block), RECORD_IDS_BYTES};
     parts[0] = (struct store_part){RECORD_KIND_IDS, STORE_RAW, &ids, 1};
     uint64_t off = 0;
+    uint32_t streams = 0;
     for (uint32_t i = 0; i < item->part_count; i++) {
         const struct transfer_part *from = &item->parts[i];
+        streams |= 1u << from->stream;
         for (uint32_t k = 0; k < from->piece_count; k++)
             pieces[i][k] = (struct iovec){from->pieces[k].bytes, from->pieces[k].size};
         if (copy != NULL)
@@ -159,7 +163,7 @@ static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
                                            pieces[i], copy != NULL ? 1 : from->piece_count};
     }
     const struct record_block record = {
-        .code_id = RECORD_CODE_ID,
+        .code_id = record_code_of(streams),
         .layout_id = RECORD_LAYOUT_ID,
         .keeps_k = line->keeps_k,
         .first_position = LAYOUT_SINK_TOKENS + (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};

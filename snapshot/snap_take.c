@@ -128,7 +128,7 @@ static enum kv_err check_image(const struct taking *taking) {
     const struct image_model *here = taking->args->here;
     struct image_model own = image->model;
     if (here == NULL) {
-        own.code_id = RECORD_CODE_ID;
+        own.code_id = RECORD_CODE_PLANES;
         own.layout_id = RECORD_LAYOUT_ID;
         here = &own;
     }
@@ -173,7 +173,7 @@ static enum kv_err check_extent(const struct taking *taking, const struct export
     if (index == 0 && kind != RECORD_KIND_IDS)
         return broken(taking, "its token ids do not stand first");
     if (index > 0) {
-        if (kind > LAYOUT_BF16 || seen & 1u << kind)
+        if (!layout_stream_of_block(kind) || seen & 1u << kind)
             return broken(taking, "an extent is no stream or is there twice");
         expected = layout_stream_bytes(&taking->image.model.geometry, (enum layout_stream)kind);
     }
@@ -187,13 +187,12 @@ static enum kv_err check_extent(const struct taking *taking, const struct export
 /* Numbers that no encoder writes, although the digest is right. */
 static enum kv_err check_numbers(const struct taking *taking,
                                  const struct snap_take_extent *extent) {
-    struct transfer_part part = {.stream = LAYOUT_META, .piece_count = 1, .size = extent->count};
+    struct transfer_part part = {
+        .stream = (enum layout_stream)extent->kind, .piece_count = 1, .size = extent->count};
     if (extent->kind == RECORD_KIND_IDS)
         return check_ids(taking, extent->bytes, extent->count / 4);
     if (extent->kind == LAYOUT_BF16 || extent->kind == LAYOUT_PAGE || extent->kind == LAYOUT_SINKS)
         return scales_check_bf16(taking->what, extent->bytes, (size_t)extent->count, taking->diag);
-    if (extent->kind != LAYOUT_META)
-        return KV_OK;
     part.pieces[0] = (struct transfer_piece){(void *)extent->bytes, extent->count};
     return scales_check(taking->what, &part, taking->diag);
 }
@@ -212,12 +211,13 @@ static enum kv_err get_description(struct taking *taking, uint32_t index,
         err = export_get_block(taking->buffer, taking->used, block_out, taking->diag);
     if (err != KV_OK)
         return err;
-    if (block_out->record.code_id != RECORD_CODE_ID ||
-        block_out->record.layout_id != RECORD_LAYOUT_ID)
-        return kv_diag_set(taking->diag, KV_ERR_MISMATCH,
-                           "%s: written with code %u and layout %u, this program has %d and %d",
-                           taking->what, block_out->record.code_id, block_out->record.layout_id,
-                           RECORD_CODE_ID, RECORD_LAYOUT_ID);
+    err =
+        record_check_code(&block_out->record,
+                          layout_tier_streams(image_top(policy_of(&taking->image))), taking->diag);
+    if (err != KV_OK) {
+        kv_diag_prefix(taking->diag, "%s", taking->what);
+        return err;
+    }
     if (block_out->record.first_position != first || block_out->extent_count < 2 ||
         block_out->extent_count > RECORD_BLOCK_EXTENTS_MAX)
         return broken(taking, "its position or its number of extents is impossible");

@@ -170,7 +170,7 @@ static void describe(struct run *run, const char *name, const struct snap *snap,
     image->model.geometry = geometry;
     image->model.q_heads = 1;
     image->model.context_tokens = 8192;
-    image->model.code_id = RECORD_CODE_ID;
+    image->model.code_id = RECORD_CODE_PLANES;
     image->model.layout_id = RECORD_LAYOUT_ID;
     memcpy(image->name, name, strlen(name) + 1);
     image->sampler = (struct image_sampler){0, 1, 1, 1};

@@ -68,9 +68,13 @@ struct engine *support_engine_real(const struct support_engine_options *options)
 }
 
 struct session_settings support_engine_greedy(const char *name, enum image_recipe recipe) {
+    struct image_policy policy = {.recipe = recipe, .age_count = 1, .ages = {32768}};
+
+    if (recipe == IMAGE_RECIPE_FP8 || recipe == IMAGE_RECIPE_V1)
+        policy = (struct image_policy){.recipe = recipe};
     return (struct session_settings){
         .name = name,
-        .policy = {.recipe = recipe, .age_count = 1, .ages = {32768}},
+        .policy = policy,
         .sampler = {.temperature = 0, .top_p = 1, .top_k = 1 << 30, .seed = 1}};
 }
 

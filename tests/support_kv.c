@@ -149,9 +149,10 @@ struct kvops_block support_kv_block(struct support_kv *kv, const struct kvops_ta
                        first + page * LAYOUT_PAGE_TOKENS, LAYOUT_PAGE_TOKENS);
         return seal.block;
     }
-    seal.block.tier = LAYOUT_K8V8;
-    seal.block.meta_frame = kv->frames_used++;
-    for (uint32_t i = 0; i < layout_tier_slots(LAYOUT_K8V8); i++)
+    int control = layout_tier_is_control(tier);
+    seal.block.tier = control ? tier : LAYOUT_K8V8;
+    seal.block.meta_frame = control ? UINT32_MAX : kv->frames_used++;
+    for (uint32_t i = 0; i < layout_tier_slots(seal.block.tier); i++)
         seal.block.slot[i] = take_slot(kv);
     used = kv->slots_used;
     for (uint32_t page = 0; page < LAYOUT_BLOCK_PAGES; page++)
@@ -164,7 +165,7 @@ struct kvops_block support_kv_block(struct support_kv *kv, const struct kvops_ta
     while (kv->slots_used > used) /* the pages go back, poisoned */
         memset(kv->pool.slots + kv->order[--kv->slots_used] * layout_slot_bytes(&kv->pool.geometry),
                0xFF, layout_slot_bytes(&kv->pool.geometry));
-    for (uint32_t stream = LAYOUT_KH; stream <= LAYOUT_VX; stream++)
+    for (uint32_t stream = LAYOUT_KH; !control && stream <= LAYOUT_VX; stream++)
         for (uint32_t i = 0; i < layout_stream_slots(stream); i++)
             if (!(layout_tier_streams(tier) & 1u << stream))
                 seal.block.slot[layout_stream_table(stream) + i] = UINT32_MAX;

@@ -128,6 +128,17 @@ static void unrotate(const float *y, uint32_t dim, double *x) {
     }
 }
 
+/* What page decode gives, out of the rotated domain where it is there. */
+static void stored_value(enum layout_tier tier, uint32_t value, const float *y, uint32_t dim,
+                         double *x) {
+    if (tier < LAYOUT_TIER_BF16 || (tier == LAYOUT_TIER_K8I4 && value == 0)) {
+        unrotate(y, dim, x);
+        return;
+    }
+    for (uint32_t d = 0; d < dim; d++)
+        x[d] = (double)y[d];
+}
+
 static void reference_values(const struct scene *scene, uint32_t head) {
     static float page[2][64 * 128];
     static int8_t codes[2][64 * 128];
@@ -147,8 +158,8 @@ static void reference_values(const struct scene *scene, uint32_t head) {
         kvops_host_c()->decode_page(&decode);
         for (uint32_t t = 0; t < 64; t++)
             for (uint32_t value = 0; value < 2; value++)
-                unrotate(page[value] + t * scene->dim, scene->dim,
-                         value_at(scene, value, LAYOUT_SINK_TOKENS + i * 64 + t));
+                stored_value(block->tier, value, page[value] + t * scene->dim, scene->dim,
+                             value_at(scene, value, LAYOUT_SINK_TOKENS + i * 64 + t));
     }
 }
 

@@ -62,6 +62,8 @@ static void quality_falls_with_the_tier(void **state) {
     (void)state;
     quality_of(IMAGE_RECIPE_V3, 0, 4);
     quality_of(IMAGE_RECIPE_V2, 1, 4);
+    quality_of(IMAGE_RECIPE_FP8, 0, 1);
+    quality_of(IMAGE_RECIPE_V1, 0, 1);
 }
 
 static void speed_is_of_the_tokens_asked_for(void **state) {

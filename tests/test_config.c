@@ -139,7 +139,7 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "run a --threads -1", "from 1 to 256");
     assert_refused(fixture, "run a --threads 99999999999999999999999", "from 1 to 256");
     assert_refused(fixture, "run a --simd neon", "none of auto, avx2 and c");
-    assert_refused(fixture, "run a --recipe v9", "take v3, v2 or bf16");
+    assert_refused(fixture, "run a --recipe v9", "take v3, v2, v1, fp8 or bf16");
     assert_refused(fixture, "run a --device gpu", "none of auto, cpu and cuda:0");
     assert_refused(fixture, "run a --device cuda:", "none of auto, cpu and cuda:0");
     assert_refused(fixture, "run a --device cuda:256", "none of auto, cpu and cuda:0");
@@ -155,6 +155,9 @@ static void mistakes_name_the_flag_and_what_is_right(void **state) {
     assert_refused(fixture, "run a --policy pressure --ages 5", "knows no ages");
     assert_refused(fixture, "run a --policy pressure --recipe bf16", "one tier only");
     assert_refused(fixture, "run a --top k8v8 --recipe bf16", "one tier only");
+    assert_refused(fixture, "run a --top k8v8 --recipe fp8", "recipe fp8 has one tier only");
+    assert_refused(fixture, "run a --policy pressure --recipe v1", "recipe v1 has one tier only");
+    assert_refused(fixture, "run a --recipe v4", "v3, v2, v1, fp8 or bf16");
     assert_refused(fixture, "run a --ages 512,", "missing");
     assert_refused(fixture, "run a --ages=", "no distances");
     assert_refused(fixture, "run a --ages 1 --recipe bf16", "one tier only");
@@ -186,6 +189,11 @@ static void ages_of_a_recipe_without_any_are_told(void **state) {
     write_file(fixture, text, strlen("ages = 512\n"));
     assert_int_equal(load(fixture, "run a --recipe bf16"), KV_OK);
     assert_int_equal(fixture->config.policy.age_count, 0);
+    assert_int_equal(load(fixture, "run a --recipe fp8"), KV_OK);
+    assert_int_equal(fixture->config.policy.recipe, IMAGE_RECIPE_FP8);
+    assert_int_equal(fixture->config.policy.age_count, 0);
+    assert_int_equal(load(fixture, "run a --recipe v1"), KV_OK);
+    assert_int_equal(fixture->config.policy.recipe, IMAGE_RECIPE_V1);
 }
 
 static void policies_and_tops_are_read(void **state) {

@@ -211,6 +211,8 @@ static void every_kind_of_session_comes_back(void **state) {
     (void)state;
     round_trip(IMAGE_RECIPE_V3, 64 + 256 * 7 + 30);
     round_trip(IMAGE_RECIPE_BF16, 64 + 256 * 3 + 70);
+    round_trip(IMAGE_RECIPE_FP8, 64 + 256 * 3 + 70);
+    round_trip(IMAGE_RECIPE_V1, 64 + 256 * 3 + 70);
     round_trip(IMAGE_RECIPE_V3, 5);
     round_trip(IMAGE_RECIPE_V3, 64 + 300);
 }

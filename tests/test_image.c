@@ -256,7 +256,10 @@ static void other_policies_make_version_3(void **state) {
         {.recipe = IMAGE_RECIPE_V3, .pressure = 1, .ends = {1u << 13}},
         {.recipe = IMAGE_RECIPE_V2, .age_count = 3, .ages = {1, 2, 3}},
         {.recipe = IMAGE_RECIPE_BF16, .top_k8v8 = 1},
-        {.recipe = IMAGE_RECIPE_BF16, .pressure = 1}};
+        {.recipe = IMAGE_RECIPE_BF16, .pressure = 1},
+        {.recipe = IMAGE_RECIPE_FP8, .age_count = 1, .ages = {1}},
+        {.recipe = IMAGE_RECIPE_FP8, .top_k8v8 = 1},
+        {.recipe = IMAGE_RECIPE_V1, .pressure = 1}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         *last = wrong[i];
         whole = encode(&image);
@@ -265,6 +268,45 @@ static void other_policies_make_version_3(void **state) {
         drop(&whole);
     }
     image_release(&image, kv_alloc_system());
+}
+
+/* Recipes fp8 and v1 are what version 4 has more: a program that does not know them says so. */
+static void control_recipes_make_version_4(void **state) {
+    (void)state;
+    static const struct {
+        enum image_recipe recipe;
+        enum layout_tier tier;
+    } cases[] = {{IMAGE_RECIPE_FP8, LAYOUT_TIER_FP8}, {IMAGE_RECIPE_V1, LAYOUT_TIER_K8I4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct image image, back;
+        struct kv_diag diag = {""};
+        make_image(&image);
+        image.policies[0].policy = image.policies[1].policy =
+            (struct image_policy){.recipe = cases[i].recipe};
+        struct encoded whole = encode(&image);
+        assert_int_equal(kv_get_u32(whole.bytes + 4), 4);
+        assert_int_equal(image_decode(whole.bytes, whole.size, kv_alloc_system(), &back, &diag),
+                         KV_OK);
+        assert_int_equal(back.policies[1].policy.recipe, cases[i].recipe);
+        assert_int_equal(image_tier(&back.policies[1].policy, 0, N), cases[i].tier);
+        assert_int_equal(image_steps(&back.policies[1].policy), 0);
+        assert_int_equal(image_recipe_of(image_recipe_name(cases[i].recipe)), cases[i].recipe);
+        image_release(&back, kv_alloc_system());
+        for (uint32_t version = 1; version < 4; version++) {
+            kv_put_u32(whole.bytes + 4, version);
+            assert_int_equal(decode(whole.bytes, whole.size, &diag), KV_ERR_CORRUPT);
+        }
+        drop(&whole);
+        /* What an older version can say is not said in this one. */
+        image.policies[0].policy = image.policies[1].policy =
+            (struct image_policy){.recipe = IMAGE_RECIPE_V2};
+        whole = encode(&image);
+        kv_put_u32(whole.bytes + 4, 4);
+        assert_int_equal(decode(whole.bytes, whole.size, &diag), KV_ERR_CORRUPT);
+        drop(&whole);
+        image_release(&image, kv_alloc_system());
+    }
+    assert_int_equal(image_recipe_of("v4"), 0);
 }
 
 /* CASE-02: no part is optional. */
@@ -473,6 +515,7 @@ static void receipt_names_the_busiest_stage(void **state) {
 TESTING_MAIN(cmocka_unit_test(round_trip_is_canonical),
              cmocka_unit_test(version_1_stays_what_it_is), cmocka_unit_test(probes_make_version_2),
              cmocka_unit_test(other_policies_make_version_3),
+             cmocka_unit_test(control_recipes_make_version_4),
              cmocka_unit_test(a_missing_part_is_named), cmocka_unit_test(every_cut_is_refused),
              cmocka_unit_test(absurd_numbers_break_nothing),
              cmocka_unit_test(part_lengths_are_checked), cmocka_unit_test(newer_version_says_which),

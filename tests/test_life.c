@@ -29,17 +29,29 @@ static void in_a_process_that_is_killed(void (*call)(const struct life_options *
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* Recipes of one tier, whose blocks are one stream each. */
+static const struct {
+    const char *name;
+    enum image_recipe recipe;
+    enum layout_stream stream;
+} plains[] = {{"plain", IMAGE_RECIPE_BF16, LAYOUT_BF16},
+              {"eight bits", IMAGE_RECIPE_FP8, LAYOUT_FP8},
+              {"groups", IMAGE_RECIPE_V1, LAYOUT_K8I4}};
+enum { PLAINS = sizeof plains / sizeof plains[0] };
+
 static void chat_and_save(const struct life_options *options) {
     struct life life;
     life_open(options, &life);
     struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
-    struct session *plain = life_session(&life, "plain", IMAGE_RECIPE_BF16);
     life_say(session, 1, FIRST_TURN, ANSWER, NULL);
-    life_say(plain, 2, 700, ANSWER, NULL);
+    for (int i = 0; i < PLAINS; i++) {
+        struct session *plain = life_session(&life, plains[i].name, plains[i].recipe);
+        life_say(plain, 2, 700, ANSWER, NULL);
+        life_save(&life, plain, 0);
+    }
     struct receipt receipt = life_save(&life, session, 0);
     assert_int_equal(receipt.err, KV_OK);
     assert_true(receipt.door_bytes > 0);
-    life_save(&life, plain, 0);
     /* What comes after the save is lost with the process, and must not come back. */
     life_say(session, 99, 400, 4, NULL);
     snapshot_drain(life.snapshot);
@@ -86,13 +98,16 @@ static void wake_and_compare(const struct life_options *options) {
     session_info(session, &info);
     assert_int_equal(info.tokens_prefilled, SECOND_TURN + 1);
 
-    session = life_wake(&life, "plain", &receipt);
-    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
-    assert_int_equal(receipt.raw_bytes[LAYOUT_META], 0);
-    assert_true(receipt.raw_bytes[LAYOUT_BF16] > 0);
-    life_say(session, 3, SECOND_TURN, GREEDY, &woken);
-    never_evicted(*options, IMAGE_RECIPE_BF16, 2, 700, &control);
-    life_same_turn(&control, &woken);
+    for (int i = 0; i < PLAINS; i++) {
+        session = life_wake(&life, plains[i].name, &receipt);
+        assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+        assert_int_equal(receipt.raw_bytes[LAYOUT_META], 0);
+        assert_true(receipt.raw_bytes[plains[i].stream] > 0);
+        life_say(session, 3, SECOND_TURN, GREEDY, &woken);
+        never_evicted(*options, plains[i].recipe, 2, 700, &control);
+        life_same_turn(&control, &woken);
+        session_drop(session);
+    }
     life_close(&life);
 }
 

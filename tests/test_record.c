@@ -342,9 +342,35 @@ static void the_chain_binds_everything(void **state) {
         assert_memory_not_equal(base.bytes, others[i].bytes, KV_DIGEST_BYTES);
 }
 
+/* A block says its code, and only that of its session's recipe will do. */
+static void every_recipe_has_its_code(void **state) {
+    (void)state;
+    static const struct {
+        enum layout_tier tier;
+        uint32_t code;
+    } cases[] = {{LAYOUT_K8V4, RECORD_CODE_PLANES},
+                 {LAYOUT_TIER_BF16, RECORD_CODE_PLANES},
+                 {LAYOUT_TIER_FP8, RECORD_CODE_FP8},
+                 {LAYOUT_TIER_K8I4, RECORD_CODE_V1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint32_t streams = layout_tier_streams(cases[i].tier);
+        assert_int_equal(record_code_of(streams), cases[i].code);
+        for (uint32_t code = 0; code < 5; code++) {
+            struct record_block block = {.code_id = code, .layout_id = RECORD_LAYOUT_ID};
+            struct kv_diag diag = {""};
+            enum kv_err err = record_check_code(&block, streams, &diag);
+            assert_int_equal(err, code == cases[i].code ? KV_OK : KV_ERR_MISMATCH);
+            assert_int_equal(strstr(diag.text, "code") != NULL, code != cases[i].code);
+        }
+        struct record_block other = {.code_id = cases[i].code, .layout_id = RECORD_LAYOUT_ID + 1};
+        assert_int_equal(record_check_code(&other, streams, NULL), KV_ERR_MISMATCH);
+    }
+}
+
 TESTING_MAIN(cmocka_unit_test(planes_that_left_are_remembered),
              cmocka_unit_test(keys_sort_by_number), cmocka_unit_test(values_round_trip),
              cmocka_unit_test(longest_name_fits), cmocka_unit_test(versions_say_what_is_needed),
              cmocka_unit_test(a_block_that_keeps_k_is_version_3), cmocka_unit_test(paths_go_down),
              cmocka_unit_test(tags_have_rules), cmocka_unit_test(damaged_values_are_refused),
-             cmocka_unit_test(the_chain_binds_everything))
+             cmocka_unit_test(the_chain_binds_everything),
+             cmocka_unit_test(every_recipe_has_its_code))

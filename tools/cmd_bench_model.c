@@ -303,7 +303,7 @@ enum kv_err cmd_bench_quality(struct cmd *cmd, struct kv_diag *diag) {
     if (policy->recipe == IMAGE_RECIPE_BF16)
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "bench kv-quality: recipe bf16 is what the tiers are compared with; "
-                           "take --recipe v3 or v2");
+                           "take --recipe v3, v2, v1 or fp8");
     KV_TRY(open_bench(&bench, cmd->config->simd, tokens, diag));
     progress_begin(&bench.progress, stderr, cmd->clock, "comparing the tiers", "tokens");
     const struct bench_quality_options options = {.ids = bench.ids,

@@ -174,11 +174,12 @@ static void bar_of(const uint64_t *parts, const char *marks, uint64_t whole, cha
 }
 
 /* 8, 6, 3, 2: the bits that tell K8V4, K6V4, K6V3 and K6V2 apart; X for K8V8, c and b for K8V3 and
- * K8V2 of recipe v2; B for BF16; w the window. */
+ * K8V2 of recipe v2; f and i for FP8 and K8I4 of recipes fp8 and v1; B for BF16; w the window. */
 static void tier_bar(const struct snapshot_entry *entry, const struct tiers *tiers,
                      char out[BAR + 1]) {
-    static const enum layout_tier order[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K8V3,
-                                             LAYOUT_K6V3, LAYOUT_K8V2, LAYOUT_K6V2};
+    static const enum layout_tier order[] = {LAYOUT_K8V8, LAYOUT_K8V4,     LAYOUT_K6V4,
+                                             LAYOUT_K8V3, LAYOUT_K6V3,     LAYOUT_K8V2,
+                                             LAYOUT_K6V2, LAYOUT_TIER_FP8, LAYOUT_TIER_K8I4};
     enum { ORDERED = sizeof order / sizeof order[0], OTHERS = ORDERED, WINDOW };
     uint64_t parts[WINDOW + 1] = {0}, known = 0;
     for (int i = 0; i < ORDERED; i++)
@@ -189,7 +190,7 @@ static void tier_bar(const struct snapshot_entry *entry, const struct tiers *tie
     parts[WINDOW] = entry->head.n_kv > (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
                         ? entry->head.n_kv - (uint64_t)entry->head.block_count * LAYOUT_BLOCK_TOKENS
                         : 0;
-    bar_of(parts, "X86c3b2Bw", entry->head.n_kv, out);
+    bar_of(parts, "X86c3b2fiBw", entry->head.n_kv, out);
 }
 
 static const char *state_of(const struct top *top, const struct snapshot_entry *entry) {
@@ -257,7 +258,7 @@ static void print_head(const struct top *top) {
     fprintf(top->out, "%zu sessions%s", top->count, top->live ? "; q leaves" : "");
     end_line(top);
     fprintf(top->out,
-            "tiers  8 K8V4, 6 K6V4, 3 K6V3, 2 K6V2, X K8V8, c K8V3, b K8V2, B BF16, w window");
+            "8 K8V4 6 K6V4 3 K6V3 2 K6V2 X K8V8 c K8V3 b K8V2 f FP8 i K8I4 B BF16 w window");
     end_line(top);
     fprintf(top->out, "%8s %10s %4s %-7s %7s  %-*s name", "tokens", "stored", "tags", "state",
             "used", BAR, "tiers");

@@ -71,7 +71,7 @@ static const struct config_setting settings[] = {
      "SIZE", "memory that keeps sessions that went to sleep; 0 keeps none"},
     {"wake", NULL, CONFIG_KIND_CHOICE, AT(wake), 0, 0, CONFIG_WAKING, 1, "restore|faster|recompute",
      "for a turn: stored memory, or prefill the tokens again; says which"},
-    {"recipe", NULL, CONFIG_KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|v2|bf16",
+    {"recipe", NULL, CONFIG_KIND_RECIPE, AT(policy), 0, 0, CONFIG_CREATE, 1, "v3|v2|v1|fp8|bf16",
      "how a new session keeps its KV"},
     {"policy", NULL, CONFIG_KIND_CHOICE, AT(policy.pressure), 0, 0, CONFIG_CREATE, 1,
      "age|pressure", "what lowers its old blocks: their age, or slots that run short"},
@@ -278,15 +278,11 @@ static enum kv_err parse_word(const char *text, const struct config_setting *set
     static const char *const simds[] = {"auto", "c", "avx2"};
     if (setting->kind == CONFIG_KIND_RECIPE) {
         struct image_policy *policy = field;
-        if (strcmp(text, "v3") == 0)
-            policy->recipe = IMAGE_RECIPE_V3;
-        else if (strcmp(text, "v2") == 0)
-            policy->recipe = IMAGE_RECIPE_V2;
-        else if (strcmp(text, "bf16") == 0)
-            policy->recipe = IMAGE_RECIPE_BF16;
-        else
-            return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take v3, v2 or bf16",
-                               text);
+        enum image_recipe recipe = image_recipe_of(text);
+        if (recipe == 0)
+            return kv_diag_set(diag, KV_ERR_INVALID, "'%s' is not a recipe; take %s", text,
+                               image_recipe_names);
+        policy->recipe = recipe;
         return KV_OK;
     }
     for (int i = 0; i < 3; i++)

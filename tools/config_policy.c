@@ -7,6 +7,7 @@
 #include "tools/config.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* A flag, or a line of the file, that means nothing beside `other`. */
@@ -24,16 +25,19 @@ static enum kv_err refuse_beside(const struct config *config, const char *name, 
 }
 
 enum kv_err config_settle_policy(struct config *config, struct kv_diag *diag) {
-    static const char one_tier[] = "recipe bf16 has one tier only";
     struct image_policy *policy = &config->policy;
+    const struct image_policy alone = {.recipe = policy->recipe};
+    int one_tier = image_steps(&alone) == 0;
+    char why[48];
     enum kv_err err = KV_OK;
-    if (policy->recipe == IMAGE_RECIPE_BF16) {
+    if (one_tier) {
         static const char *const names[] = {"ages", "policy", "top"};
         const int said[] = {1, policy->pressure, policy->top_k8v8};
+        snprintf(why, sizeof why, "recipe %s has one tier only", image_recipe_name(policy->recipe));
         for (int i = 0; i < 3; i++)
             if (said[i])
-                KV_TRY(refuse_beside(config, names[i], "recipe", one_tier, diag));
-        *policy = (struct image_policy){.recipe = IMAGE_RECIPE_BF16};
+                KV_TRY(refuse_beside(config, names[i], "recipe", why, diag));
+        *policy = alone;
     }
     if (policy->pressure) {
         KV_TRY(refuse_beside(config, "ages", "policy", "policy pressure knows no ages", diag));
@@ -44,7 +48,7 @@ enum kv_err config_settle_policy(struct config *config, struct kv_diag *diag) {
             config->slots_high_percent = 15;
         }
     }
-    if (policy->recipe != IMAGE_RECIPE_BF16 && policy->age_count > image_steps(policy))
+    if (!one_tier && policy->age_count > image_steps(policy))
         err = kv_diag_set(diag, KV_ERR_INVALID,
                           "--ages: %" PRIu32 " distances; the ladder from %s down has %" PRIu32
                           " steps with recipe %s",

@@ -143,6 +143,17 @@ static void bf16_page(struct walk *walk, uint32_t index, uint32_t page) {
     walk->leaf->attend(walk->tile, &queries, walk->page);
 }
 
+/* A page of FP8 or K8I4: as BF16 tokens, K of K8I4 in the rotated domain. */
+static void control_page(struct walk *walk, uint32_t index, uint32_t page) {
+    const struct kvops_block *block = &walk->seq->blocks[index];
+    struct layout_at at = {walk->args->layer, walk->head, page};
+    struct leaf_queries queries =
+        block->tier == LAYOUT_TIER_K8I4 ? queries_rotated(walk) : queries_plain(walk);
+
+    leaf_widen_control(walk->leaf, &walk->args->pool, block, at, walk->tile);
+    walk->leaf->attend(walk->tile, &queries, walk->page);
+}
+
 /* Pages[0] by way of the scratch; pages[1] comes next. */
 static void sealed_page(struct walk *walk, const struct leaf_planes pages[2]) {
     struct leaf_queries queries = queries_rotated(walk);
@@ -159,7 +170,8 @@ static void sealed_page(struct walk *walk, const struct leaf_planes pages[2]) {
  * page needs no fold: it lands where the sum will be. */
 static void block_sum(struct walk *walk, uint32_t index, uint32_t next) {
     const struct leaf_state scratch = walk->page;
-    int sealed = walk->seq->blocks[index].tier != LAYOUT_TIER_BF16;
+    enum layout_tier tier = walk->seq->blocks[index].tier;
+    int sealed = tier < LAYOUT_TIER_BF16;
     struct leaf_planes pages[2];
 
     walk->page = walk->block;
@@ -171,8 +183,10 @@ static void block_sum(struct walk *walk, uint32_t index, uint32_t next) {
             pages[0] = pages[1];
             pages[1] = planes_of(walk, last ? next : index, last ? 0 : page + 1);
             sealed_page(walk, pages);
-        } else {
+        } else if (tier == LAYOUT_TIER_BF16) {
             bf16_page(walk, index, page);
+        } else {
+            control_page(walk, index, page);
         }
         if (page > 0)
             fold(walk, walk->block, walk->page);
@@ -265,9 +279,14 @@ static float row_sum(const float *row, uint32_t dim) {
     return sum;
 }
 
-/* Sequences are either all BF16 or all sealed: only the latter live in the rotated domain. */
+/* All blocks of a sequence are of one kind. Sums over planes live in the rotated domain; K does in
+ * K8I4 too. */
 static int rotated(const struct kvops_seq *seq) {
-    return seq->block_count > 0 && seq->blocks[0].tier != LAYOUT_TIER_BF16;
+    return seq->block_count > 0 && seq->blocks[0].tier < LAYOUT_TIER_BF16;
+}
+
+static int rotated_keys(const struct kvops_seq *seq) {
+    return rotated(seq) || (seq->block_count > 0 && seq->blocks[0].tier == LAYOUT_TIER_K8I4);
 }
 
 /* Copies the queries of rows [first_row, first_row + rows) of one KV head. */
@@ -284,7 +303,7 @@ static void take_queries(struct walk *walk, uint32_t first_row, uint32_t rows) {
         memcpy(to, args->q + from * walk->dim, walk->dim * sizeof *to);
         walk->sums_plain[row] = row_sum(to, walk->dim);
     }
-    if (!rotated(walk->seq))
+    if (!rotated_keys(walk->seq))
         return;
     memcpy(walk->q_rotated, walk->q_plain, (size_t)walk->rows * walk->dim * sizeof(float));
     walk->leaf->rotate(walk->q_rotated, walk->rows, walk->dim);

@@ -168,6 +168,10 @@ const struct leaf_table leaf_table_c = {widen_planes,  widen_runs, attend,
                                         attend_planes, fold,       rotate};
 
 void leaf_decode_page(const struct kvops_decode_page *args) {
+    if (layout_tier_is_control(args->block->tier)) {
+        leaf_decode_control(args);
+        return;
+    }
     struct leaf_planes page = leaf_planes_at(&args->pool, args->block, args->at);
     float k_half = leaf_k_half(page.tier), v_half = leaf_v_half(page.tier);
 

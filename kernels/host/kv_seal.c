@@ -137,6 +137,10 @@ void leaf_seal(const struct leaf_coder *coder, const struct kvops_seal *args,
                struct leaf_range items, void *scratch) {
     uint32_t heads = args->pool.geometry.kv_heads;
 
+    if (layout_tier_is_control(args->block.tier)) {
+        leaf_seal_control(coder, args, items);
+        return;
+    }
     assert(args->block.tier < LAYOUT_TIER_BF16);
     for (uint32_t item = items.first; item < items.end; item++) {
         args->bad_token[item] = -1;

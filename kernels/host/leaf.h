@@ -198,6 +198,13 @@ extern const struct leaf_coder leaf_coder_avx2;
 
 void leaf_seal(const struct leaf_coder *coder, const struct kvops_seal *args,
                struct leaf_range items, void *scratch);
+/* Blocks of the control codes (kv_control.c): seal, a page widened as BF16 tokens, page decode. */
+void leaf_seal_control(const struct leaf_coder *coder, const struct kvops_seal *args,
+                       struct leaf_range items);
+void leaf_widen_control(const struct leaf_table *leaf, const struct kvops_pool *pool,
+                        const struct kvops_block *block, struct layout_at at,
+                        struct leaf_tile *tile);
+void leaf_decode_control(const struct kvops_decode_page *args);
 void leaf_append(const struct kvops_append *args, uint32_t first_item, uint32_t end_item);
 void leaf_decode_page(const struct kvops_decode_page *args);
 
