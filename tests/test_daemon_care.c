@@ -3,7 +3,6 @@
  * Responsible for: ps, commands beyond those that are let in, questions to sessions that are awake,
  * purge and fsck beside them.
  * Not responsible for: that output and exit codes are those without a daemon (test_daemon.c).
- * Broken twins: BREAK_ASKED_STAYS, BREAK_FSCK_RESIDENT.
  */
 #include "tests/support_daemon.h"
 #include "tests/support_store.h"

@@ -1,6 +1,6 @@
 /* tests/test_resident.c - the store kept in order while sessions are at work, as the daemon does.
  *
- * Responsible for: gc beside resident sessions with blocks beyond their stored heads, and what is
+ * Responsible for: gc and fsck --repair beside resident sessions with blocks beyond their stored heads, and what is
  * left in the store of sessions that were never saved.
  * Not responsible for: the daemon as a process (test_daemon.c), which records gc deletes
  * (test_snap_care.c).
@@ -27,12 +27,16 @@ static void on_change(void *context, const char *name) {
     (void)context, (void)name;
 }
 
-/* `coldplane gc` as the daemon runs it for a client. */
-static void gc(struct serving *serving) {
+typedef enum kv_err (*command)(struct cmd *cmd, struct kv_diag *diag);
+
+/* As the daemon runs it for a client. */
+static void hosted(struct serving *serving, const char *name, command run) {
     struct config *config = calloc(1, sizeof *config);
-    const struct cmd_host host = {serving->service, config, on_change, NULL};
+    const struct cmd_host host = {
+        .service = serving->service, .config = config, .changed = on_change};
     int ends[2];
-    config->words[0] = "gc";
+    config->words[0] = name;
+    config->repair = config->rebuild_index = 1;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     struct cmd cmd = {.config = config,
                       .host = &host,
@@ -42,7 +46,7 @@ static void gc(struct serving *serving) {
                       .out = stdout,
                       .err = stdout,
                       .signals = ends[0]};
-    must(serving, cmd_gc(&cmd, &serving->diag));
+    must(serving, run(&cmd, &serving->diag));
     close(ends[0]);
     close(ends[1]);
     free(config);
@@ -139,7 +143,8 @@ static int has_writes_waiting(struct serving *serving) {
 
 /* One that has gone on since its save, one that was never saved, one that went back and one that
  * is a branch, whose source is removed; then one whose blocks wait for the write budget.
- * BREAK_GC_RESIDENT deletes what they have in the store, BREAK_OPEN_KIN what the branch shares. */
+ * BREAK_GC_RESIDENT and BREAK_FSCK_RESIDENT delete what they have in the store, BREAK_OPEN_KIN what
+ * the branch shares. */
 static void gc_leaves_what_sessions_at_work_have(void **state) {
     struct serving *serving = *state;
     uint64_t prefilled = 0;
@@ -165,7 +170,9 @@ static void gc_leaves_what_sessions_at_work_have(void **state) {
                                   &serving->diag));
     uint64_t before = records(serving);
     service_leave(serving->service);
-    gc(serving);
+    hosted(serving, "gc", cmd_gc);
+    /* Mends what it takes for unused. */
+    hosted(serving, "fsck", cmd_fsck);
     service_enter(serving->service);
     same_records(serving, before);
     sleep_and_wake(serving, "gone-on");
@@ -179,7 +186,9 @@ static void gc_leaves_what_sessions_at_work_have(void **state) {
     feed_only(serving, find(serving, "waiting", 1), 1700);
     assert_true(has_writes_waiting(serving));
     service_leave(serving->service);
-    gc(serving);
+    hosted(serving, "gc", cmd_gc);
+    /* Mends what it takes for unused. */
+    hosted(serving, "fsck", cmd_fsck);
     service_enter(serving->service);
     assert_true(has_writes_waiting(serving));
     snapshot_write_budget(service_snapshot(serving->service), 0, 0);
@@ -225,7 +234,29 @@ static void what_was_never_saved_leaves_nothing(void **state) {
     service_leave(serving->service);
 }
 
+/* Questions leave the one awake and the other asleep. BREAK_ASKED_STAYS drops both. */
+static void who_is_asked_stays_as_he_was(void **state) {
+    struct serving *serving = *state;
+    struct receipt receipt;
+    serving_open(serving);
+    service_enter(serving->service);
+    feed(serving, find(serving, "awake", 1), 900);
+    save(serving, find(serving, "awake", 0));
+    feed(serving, find(serving, "asleep", 1), 900);
+    must(serving,
+         service_sleep(serving->service, find(serving, "asleep", 0), &receipt, &serving->diag));
+    service_leave(serving->service);
+    hosted(serving, "audit", cmd_audit);
+    service_enter(serving->service);
+    struct engine *engine = service_engine(serving->service);
+    int awake = session_find(engine, "awake") != NULL;
+    int asleep = session_find(engine, "asleep") == NULL;
+    service_leave(serving->service);
+    assert_true(awake);
+    assert_true(asleep);
+}
+
 #define SERVED(test) cmocka_unit_test_setup_teardown(test, serving_set_up, serving_tear_down)
 
 TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
-             SERVED(what_was_never_saved_leaves_nothing))
+             SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was))
