@@ -8,6 +8,7 @@
  * step; seal from the window; append the rows to the window; n_kv moves; tiers for the next step.
  */
 #include "engine/engine_inner.h"
+#include "engine/fill.h"
 
 #include "store/base/bytes.h"
 
@@ -393,4 +394,75 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
     engine->stepping = 0;
     *count_out = step.event_count;
     return engine->device->lost ? engine_inner_device(engine, diag) : KV_OK;
+}
+
+/* --- rows that somebody else has computed */
+
+uint32_t fill_chunk_rows(const struct engine *engine) {
+    return forward_chunk_rows(engine->forward);
+}
+
+uint64_t fill_chunk_bytes(const struct engine *engine) {
+    const struct layout_geometry *g = &engine->model.geometry;
+
+    return (uint64_t)g->layers * 2 * g->kv_heads * forward_chunk_rows(engine->forward) *
+           g->head_dim * sizeof(uint16_t);
+}
+
+enum kv_err fill_last(struct engine *engine, uint16_t *chunk, struct kv_diag *diag) {
+    struct device_copy copy = {chunk, forward_chunk(engine->forward), fill_chunk_bytes(engine)};
+
+    return device_copy_out(engine->device, DEVICE_STEP, &copy, 1) == KV_OK
+               ? KV_OK
+               : engine_inner_device(engine, diag);
+}
+
+static enum kv_err fill_chunk(struct session *session, const struct fill *fill, uint16_t *chunk,
+                              struct kv_diag *diag) {
+    struct engine *engine = session->engine;
+    struct fill_stretch stretch = {.ids = session->ids + session->n_kv,
+                                   .position = session->n_kv,
+                                   .count = session->step_rows,
+                                   .chunk_rows = fill_chunk_rows(engine)};
+    enum kv_err err = prepare_seal(session, diag);
+
+    if (err == KV_OK)
+        err = fill->rows(fill->context, &stretch, chunk, diag);
+    if (err == KV_OK && forward_put_chunk(engine->forward, chunk) != KV_OK)
+        err = engine_inner_device(engine, diag);
+    return err;
+}
+
+enum kv_err fill_session(struct session *session, const struct fill *fill, struct kv_diag *diag) {
+    struct engine *engine = session->engine;
+    const struct forward_seq seq = {.bad_layer = -1};
+    struct engine_event events[4];
+    enum kv_err err = KV_OK;
+    uint16_t *chunk;
+
+    if (engine->stepping || session->n > session->n_kv)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has tokens that wait to be computed",
+                           session->name);
+    chunk = device_host_get(engine->device, fill_chunk_bytes(engine));
+    if (!chunk)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows of session '%s'", session->name);
+    memset(chunk, 0, fill_chunk_bytes(engine));
+    KV_TRY(session_feed(session, fill->ids, fill->count, IMAGE_RAW, diag));
+    session->step_is_prefill = 1;
+    while (err == KV_OK && session->n_kv < session->fed_end) {
+        struct step step = {engine, events, 0, diag};
+        session->step_rows = chunk_rows(session);
+        err = fill_chunk(session, fill, chunk, diag);
+        if (err != KV_OK)
+            fail(&step, session, err);
+        else
+            commit(&step, session, &seq);
+        for (uint32_t i = 0; i < step.event_count; i++)
+            if (events[i].kind == ENGINE_FAILED)
+                err = events[i].err;
+    }
+    session->logits_n_kv = 0;
+done:
+    device_host_put(engine->device, chunk);
+    return err;
 }

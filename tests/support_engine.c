@@ -5,6 +5,7 @@
  */
 #include "tests/support_engine.h"
 
+#include "engine/model/synth.h"
 #include "engine/model/tokenizer.h"
 #include "kernels/ops.h"
 #include "tests/support_tiny_model.h"
@@ -64,6 +65,24 @@ struct engine *support_engine_real(const struct support_engine_options *options)
     assert_non_null(file);
     engine = open_engine(options, &geometry, file, size);
     tiny_model_drop(file);
+    return engine;
+}
+
+struct engine *support_engine_synth(const struct support_engine_options *options,
+                                    const char *name) {
+    struct layout_geometry geometry;
+    struct kv_diag diag = {""};
+    struct engine *engine;
+    struct synth synth;
+    uint8_t *file = NULL;
+    uint64_t size = 0;
+
+    if (synth_parse(name, &synth, &diag) != KV_OK ||
+        synth_make(&synth, kv_alloc_system(), &file, &size, &diag) != KV_OK)
+        fail_msg("%s: %s", name, diag.text);
+    geometry = (struct layout_geometry){synth.layers, synth.kv_heads, 128};
+    engine = open_engine(options, &geometry, file, size);
+    kv_alloc_release(kv_alloc_system(), file);
     return engine;
 }
 

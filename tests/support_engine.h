@@ -27,6 +27,8 @@ struct support_engine_options support_engine_default(void); /* avx2 if there, 1 
 struct engine *support_engine_tiny(const struct support_engine_options *options);
 /* The real model; skips the test when it is absent. */
 struct engine *support_engine_real(const struct support_engine_options *options);
+/* A synth model by its name. */
+struct engine *support_engine_synth(const struct support_engine_options *options, const char *name);
 
 struct session_settings support_engine_greedy(const char *name, enum image_recipe recipe);
 struct session *support_engine_session(struct engine *engine, const char *name,

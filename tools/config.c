@@ -40,7 +40,7 @@ static const struct config_setting settings[] = {
     {"write-per-day", NULL, CONFIG_KIND_BYTES, AT(write_day_bytes), 0, UINT64_MAX, CONFIG_WRITE, 1,
      "SIZE", "the same for a day; a save never waits, it counts"},
     {"model", "m", CONFIG_KIND_PATH, AT(model), 0, 0, CONFIG_ENGINE | CONFIG_TOKENS, 1, "FILE",
-     "GGUF file of the model"},
+     "GGUF file of the model, or synth:small, synth:8b"},
     {"threads", "t", CONFIG_KIND_U32, AT(threads), 1, 256, CONFIG_ENGINE, 1, "N",
      "threads that compute (all cores online)"},
     {"simd", NULL, CONFIG_KIND_SIMD, AT(simd), 0, 0, CONFIG_ENGINE, 1, "auto|avx2|c",

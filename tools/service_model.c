@@ -1,11 +1,13 @@
-/* tools/service_model.c - the model file, read whole.
+/* tools/service_model.c - the model file, read whole, or made where its name is a synth model's.
  *
  * Responsible for: service_read_model: what is no model file is refused by name.
- * Not responsible for: what stands in it (engine/model/gguf.c).
+ * Not responsible for: what stands in it (engine/model/gguf.c, engine/model/synth.h).
  *
  * The bytes are read, not mapped: a file that is replaced or cut afterwards changes nothing.
  */
 #include "tools/service.h"
+
+#include "engine/model/synth.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +17,13 @@
 
 enum { MODEL_ALIGN_BYTES = 64, MODEL_BYTES_MIN = 24 };
 #define MODEL_BYTES_MAX ((uint64_t)1 << 40)
+
+static enum kv_err make_synth(const char *name, const struct kv_alloc *alloc, uint8_t **bytes_out,
+                              uint64_t *size_out, struct kv_diag *diag) {
+    struct synth synth;
+    enum kv_err err = synth_parse(name, &synth, diag);
+    return err == KV_OK ? synth_make(&synth, alloc, bytes_out, size_out, diag) : err;
+}
 
 static enum kv_err read_all(int file, uint8_t *bytes, uint64_t size, const char *path,
                             struct kv_diag *diag) {
@@ -40,6 +49,8 @@ enum kv_err service_read_model(const char *path, const struct kv_alloc *alloc, u
     enum kv_err err = KV_OK;
     uint8_t *bytes = NULL;
     struct stat info;
+    if (synth_is_name(path))
+        return make_synth(path, alloc, bytes_out, size_out, diag);
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) {
         if (errno == ENOENT || errno == ENOTDIR)

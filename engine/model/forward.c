@@ -439,3 +439,12 @@ const uint16_t *forward_chunk(const struct forward *forward) {
 uint32_t forward_chunk_rows(const struct forward *forward) {
     return forward->rows_max;
 }
+
+enum kv_err forward_put_chunk(struct forward *forward, const uint16_t *chunk) {
+    const struct weights_geometry *g = &forward->geometry;
+    struct device_copy copy = {forward->chunk, chunk,
+                               (uint64_t)g->layers * 2 * g->kv_heads * forward->rows_max *
+                                   g->head_dim * sizeof *chunk};
+
+    return device_copy_in(forward->device, DEVICE_STEP, &copy, 1);
+}

@@ -68,5 +68,7 @@ enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
  * A sequence's rows begin at seq.kv.first_row. */
 const uint16_t *forward_chunk(const struct forward *forward);
 uint32_t forward_chunk_rows(const struct forward *forward);
+/* Other K and V in their place, of the processor's memory. DEVICE. */
+enum kv_err forward_put_chunk(struct forward *forward, const uint16_t *chunk);
 
 #endif

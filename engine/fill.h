@@ -1,0 +1,42 @@
+/* engine/fill.h - a session's tokens with K and V that somebody else has computed.
+ *
+ * Responsible for: taking rows chunk by chunk on the path of a prefill: seal, append, tiers, hooks.
+ * Not responsible for: where the rows come from (a closed form, engine/model/synth.h): nothing is
+ * computed or checked here.
+ *
+ * For tests and demonstrations at lengths where a prefill would only burn time.
+ *
+ * Threads: the scheduler thread, between steps.
+ * Units: tokens; elements [layer][K, V][kv_head][chunk_rows][dim].
+ */
+#ifndef ENGINE_FILL_H
+#define ENGINE_FILL_H
+
+#include "engine/session.h"
+
+struct fill_stretch {
+    const uint32_t *ids; /* ids[-1] is the token before, unless position is 0 */
+    uint64_t position;
+    uint32_t count;
+    uint32_t chunk_rows;
+};
+typedef enum kv_err (*fill_rows)(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
+                                 struct kv_diag *diag);
+
+struct fill {
+    const uint32_t *ids;
+    uint32_t count;
+    fill_rows rows;
+    void *context;
+};
+/* Appends the ids as one span IMAGE_RAW, IDLE afterwards, nothing to sample from until something is
+ * fed. After an error the session has the whole chunks before it. Errors of session_feed (BUSY also
+ * while tokens wait for their prefill), of `rows`, and as for a step: NO_SLOTS, DEVICE, NOMEM. */
+enum kv_err fill_session(struct session *session, const struct fill *fill, struct kv_diag *diag);
+
+/* K and V of the last forward's rows, for comparison: `chunk` has fill_chunk_bytes. DEVICE. */
+uint64_t fill_chunk_bytes(const struct engine *engine);
+uint32_t fill_chunk_rows(const struct engine *engine);
+enum kv_err fill_last(struct engine *engine, uint16_t *chunk, struct kv_diag *diag);
+
+#endif

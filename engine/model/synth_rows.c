@@ -1,0 +1,188 @@
+/* engine/model/synth_rows.c - K and V of context tokens in closed form.
+ *
+ * Responsible for: rows of a chunk out of token, token before and position alone; what it has
+ * computed for a token it keeps.
+ * Not responsible for: where the rows go.
+ */
+#include "engine/model/synth_inner.h"
+
+#include "kernels/ops.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rows of one token: as the token itself (V) and as the one before (K behind layer 0). */
+struct made {
+    uint16_t *rows; /* [layer][kv_head][K of the next token, V][dim] */
+};
+
+struct synth_rows {
+    struct synth synth;
+    const struct kv_alloc *alloc;
+    float *cosines, *sines; /* [position][dim / 2] */
+    struct made *made;      /* [vocab] */
+};
+
+enum kv_err synth_rows_make(const struct synth *synth, const struct kv_alloc *alloc,
+                            struct synth_rows **rows_out, struct kv_diag *diag) {
+    struct synth_rows *rows = kv_alloc_zeroed(alloc, 1, sizeof *rows);
+    uint64_t values = (uint64_t)synth->context_tokens * (SYNTH_DIM / 2);
+    float still[SYNTH_DIM / 2];
+
+    if (!rows)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows");
+    rows->synth = *synth;
+    rows->alloc = alloc;
+    rows->made = kv_alloc_zeroed(alloc, synth->vocab, sizeof *rows->made);
+    rows->cosines = kv_alloc_aligned(alloc, values * sizeof(float), 64);
+    rows->sines = kv_alloc_aligned(alloc, values * sizeof(float), 64);
+    if (!rows->made || !rows->cosines || !rows->sines) {
+        synth_rows_drop(rows);
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows");
+    }
+    for (uint32_t i = 0; i < SYNTH_DIM / 2; i++)
+        still[i] = i < SYNTH_PAIRS ? 1.0f : SYNTH_STILL;
+    ops_rope_table_fill(&(struct ops_rope_table){.base = (double)SYNTH_ROPE_BASE,
+                                                 .freq_factors = still,
+                                                 .head_dim = SYNTH_DIM,
+                                                 .positions = synth->context_tokens,
+                                                 .cos_table = rows->cosines,
+                                                 .sin_table = rows->sines});
+    *rows_out = rows;
+    return KV_OK;
+}
+
+void synth_rows_drop(struct synth_rows *rows) {
+    if (!rows)
+        return;
+    for (uint32_t id = 0; rows->made && id < rows->synth.vocab; id++)
+        kv_alloc_release(rows->alloc, rows->made[id].rows);
+    kv_alloc_release(rows->alloc, rows->made);
+    kv_alloc_release(rows->alloc, rows->cosines);
+    kv_alloc_release(rows->alloc, rows->sines);
+    kv_alloc_release(rows->alloc, rows);
+}
+
+/* K behind layer 0 of the token that follows `token`. */
+static void make_k(const struct synth_token *token, const struct synth_turn *turn, const float *u,
+                   uint16_t *k) {
+    memset(k, 0, SYNTH_DIM * sizeof *k);
+    for (uint32_t i = 0; i < SYNTH_CODE; i++) {
+        float size = token->six ? SYNTH_SIX_SIZE : 1;
+        float value = size * synth_hadamard(turn->row, i) * u[i];
+        k[SYNTH_AT_KEY + (i ^ turn->shift)] = synth_f32_bf16(value + 0.0f);
+    }
+    for (uint32_t i = SYNTH_AT_PIN; token->six && i < SYNTH_AT_KEY; i++)
+        k[i] = synth_f32_bf16(SYNTH_SIX_PIN);
+}
+
+/* V behind layer 0: H (± y) / 128 before it is rounded. */
+static void make_v(const struct synth_turn *turn, const float *y, uint16_t *v) {
+    float work[SYNTH_DIM];
+
+    for (uint32_t d = 0; d < SYNTH_DIM; d++)
+        work[d] = y[d] * synth_sign(turn->signs[d / 64], d % 64);
+    for (uint32_t stride = 1; stride < SYNTH_DIM; stride *= 2)
+        for (uint32_t i = 0; i < SYNTH_DIM; i++)
+            if (!(i & stride)) {
+                float a = work[i], b = work[i + stride];
+                work[i] = a + b;
+                work[i + stride] = a - b;
+            }
+    for (uint32_t i = 0; i < SYNTH_DIM; i++)
+        v[i] = synth_f32_bf16(work[i] / (SYNTH_VALUE_UNIT * SYNTH_RMS) + 0.0f);
+}
+
+static void make_first_v(const struct synth *synth, const struct synth_token *token, uint32_t head,
+                         const float *u, uint16_t *v) {
+    uint32_t share = SYNTH_CODE / synth->kv_heads;
+
+    memset(v, 0, SYNTH_DIM * sizeof *v);
+    for (uint32_t i = 0; i < share; i++)
+        v[i] = synth_f32_bf16(u[head * share + i] * (token->six ? SYNTH_SIX_SIZE : 1));
+    if (head == 0 && token->six)
+        v[2 * share] = synth_f32_bf16(1);
+}
+
+static enum kv_err make_token(struct synth_rows *rows, uint32_t id, struct kv_diag *diag) {
+    const struct synth *synth = &rows->synth;
+    struct synth_token token = {0};
+    float u[SYNTH_CODE], y[SYNTH_DIM];
+    uint16_t *at;
+
+    if (id < synth->vocab)
+        token = synth_token_of(synth, id);
+    if (!token.used || token.asked)
+        return kv_diag_set(diag, KV_ERR_INVALID, "token %u has no closed form", id);
+    if (rows->made[id].rows)
+        return KV_OK;
+    at = kv_alloc_aligned(rows->alloc,
+                          (size_t)synth->layers * synth->kv_heads * 2 * SYNTH_DIM * sizeof *at, 64);
+    if (!at)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows");
+    rows->made[id].rows = at;
+    synth_spread(synth_key_word(synth, token.key), u);
+    synth_value(synth, &token, y);
+    for (uint32_t layer = 0; layer < synth->layers; layer++)
+        for (uint32_t head = 0; head < synth->kv_heads; head++, at += 2 * SYNTH_DIM) {
+            struct synth_turn turn = synth_turn_of(synth, layer, head);
+            make_k(&token, &turn, u, at);
+            if (layer == 0)
+                make_first_v(synth, &token, head, u, at + SYNTH_DIM);
+            else
+                make_v(&turn, y, at + SYNTH_DIM);
+        }
+    return KV_OK;
+}
+
+static void first_k(const struct synth_rows *rows, uint64_t position, uint16_t *k) {
+    float constant = synth_constant(&rows->synth) / SYNTH_RMS;
+    float size = constant * synth_bf16_f32(synth_f32_bf16(SYNTH_TURN / constant));
+    const float *cosines = rows->cosines + position * (SYNTH_DIM / 2);
+    const float *sines = rows->sines + position * (SYNTH_DIM / 2);
+
+    memset(k, 0, SYNTH_DIM * sizeof *k);
+    for (uint32_t i = 0; i < SYNTH_PAIRS; i++) {
+        k[2 * i] = synth_f32_bf16(size * cosines[i]);
+        k[2 * i + 1] = synth_f32_bf16(size * sines[i] + 0.0f);
+    }
+}
+
+enum kv_err synth_rows_fill(struct synth_rows *rows, const struct synth_stretch *stretch,
+                            uint16_t *chunk, struct kv_diag *diag) {
+    const struct synth *synth = &rows->synth;
+    size_t plane = (size_t)stretch->chunk_rows * SYNTH_DIM;
+    uint16_t turned[SYNTH_DIM];
+    enum kv_err err = KV_OK;
+
+    for (uint32_t row = 0; row < stretch->count; row++) {
+        uint64_t position = stretch->position + row;
+        uint32_t id = stretch->ids[row];
+        /* The first token finds itself before it. */
+        uint32_t before = position ? stretch->ids[(int64_t)row - 1] : id;
+#ifdef BREAK_CLOSED_FORM
+        before = id;
+#endif
+        if (position >= synth->context_tokens)
+            return kv_diag_set(diag, KV_ERR_INVALID, "position %llu is beyond the context",
+                               (unsigned long long)position);
+        KV_TRY(make_token(rows, id, diag));
+        KV_TRY(make_token(rows, before, diag));
+        first_k(rows, position, turned);
+        for (uint32_t layer = 0; layer < synth->layers; layer++)
+            for (uint32_t head = 0; head < synth->kv_heads; head++) {
+                size_t at = ((size_t)layer * synth->kv_heads + head) * 2 * SYNTH_DIM;
+                uint16_t *k = chunk + ((size_t)layer * 2 * synth->kv_heads + head) * plane +
+                              (size_t)row * SYNTH_DIM;
+                memcpy(k, layer ? rows->made[before].rows + at : turned, sizeof turned);
+                memcpy(k + synth->kv_heads * plane, rows->made[id].rows + at + SYNTH_DIM,
+                       sizeof turned);
+                if (layer && id == SYNTH_BOS) {
+                    memset(k, 0, sizeof turned);
+                    k[SYNTH_AT_SINK] = synth_f32_bf16(SYNTH_SINK_K);
+                }
+            }
+    }
+done:
+    return err;
+}

@@ -1,0 +1,127 @@
+/* tests/support_synth.c - texts for a synth model, and what it must answer about them.
+ *
+ * Responsible for: what support_synth.h says.
+ * Not responsible for: engines and sessions.
+ */
+#include "tests/support_synth.h"
+
+#include "tests/testing.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { ASK_MAX = 256 };
+
+void support_synth_filler(const struct synth *synth, uint64_t seed, uint32_t *ids, uint32_t count) {
+    uint32_t first = synth->words / 2, words = synth->words - synth->families - first;
+    struct testing_random random;
+
+    words = words < 128 ? words : 128;
+    testing_random_init(&random, seed);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t word = first + (uint32_t)testing_random_below(&random, words);
+        ids[i] = synth_id(testing_random_below(&random, 2) ? SYNTH_VALUE : SYNTH_KEY, word);
+    }
+    ids[0] = SYNTH_BOS;
+}
+
+static void put(uint32_t *ids, uint32_t key, uint32_t value, enum synth_kind kind) {
+    ids[0] = synth_id(kind, key);
+    ids[1] = synth_id(SYNTH_VALUE, value);
+    ids[2] = synth_id(SYNTH_KEY, value);
+    ids[3] = synth_id(SYNTH_VALUE, value);
+}
+
+void support_synth_plant(const struct support_synth_fact *fact, uint32_t *ids) {
+    if (fact->kind == SUPPORT_ABSENT)
+        return;
+    put(ids + fact->at, fact->key, fact->value, SYNTH_KEY);
+    if (fact->kind == SUPPORT_SIX)
+        put(ids + fact->at + SUPPORT_SYNTH_FACT, fact->key, fact->other, SYNTH_SIX);
+}
+
+uint32_t support_synth_expect(const struct synth *synth, const struct support_synth_fact *fact,
+                              enum layout_tier tier) {
+    uint32_t k_bits = layout_tier_k_bits(tier), v_bits = layout_tier_v_bits(tier);
+
+    if (fact->kind == SUPPORT_ABSENT)
+        return SYNTH_NOTHING;
+    if (fact->kind == SUPPORT_SIX && k_bits == 6)
+        return synth_answer_id(fact->other);
+    if (fact->kind == SUPPORT_GRADED && v_bits <= 4)
+        return synth_reading_id(synth, fact->value, 4 - v_bits);
+    return synth_answer_id(fact->value);
+}
+
+struct asking {
+    struct support_synth_answer *answers;
+    uint32_t vocab;
+};
+
+static void take(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    const struct asking *asking = context;
+    float best = -INFINITY, second = -INFINITY;
+
+    (void)row;
+    for (uint32_t id = 0; id < asking->vocab; id++) {
+        if (logits[id] > best) {
+            second = best;
+            best = logits[id];
+            asking->answers[ask].id = id;
+        } else if (logits[id] > second) {
+            second = logits[id];
+        }
+    }
+    asking->answers[ask].margin = best - second;
+}
+
+void support_synth_ask(struct session *session, const struct support_synth_fact *facts,
+                       uint32_t count, struct support_synth_answer *answers_out) {
+    struct engine_model model;
+    struct asking asking = {.answers = answers_out};
+    struct session_ask asks[ASK_MAX];
+    uint32_t ids[ASK_MAX];
+    struct kv_diag diag = {""};
+
+    assert_true(count <= ASK_MAX);
+    engine_model(session_engine(session), &model);
+    asking.vocab = model.vocab_count;
+    for (uint32_t i = 0; i < count; i++) {
+        ids[i] = synth_id(SYNTH_QUESTION, facts[i].key);
+        asks[i] = (struct session_ask){.ids = &ids[i], .count = 1};
+    }
+    if (session_ask_all(session, asks, count, take, &asking, &diag) != KV_OK)
+        fail_msg("session_ask_all: %s", diag.text);
+}
+
+enum kv_err support_synth_rows(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
+                               struct kv_diag *diag) {
+    const struct synth_stretch rows = {stretch->ids, stretch->position, stretch->count,
+                                       stretch->chunk_rows};
+
+    return synth_rows_fill(context, &rows, chunk, diag);
+}
+
+static float value_of(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+void support_synth_compare(const struct synth *synth, const struct fill_stretch *stretch,
+                           const uint16_t *real, const uint16_t *closed,
+                           struct support_synth_difference *difference) {
+    size_t planes = (size_t)synth->layers * 2 * synth->kv_heads, dim = 128;
+
+    for (size_t plane = 0; plane < planes; plane++)
+        for (size_t i = 0; i < stretch->count * dim; i++) {
+            size_t at = plane * stretch->chunk_rows * dim + i;
+            difference->elements++;
+            difference->unequal += real[at] != closed[at];
+            if (real[at] != closed[at])
+                difference->wrong +=
+                    !(value_of(closed[at]) == 0 && fabsf(value_of(real[at])) <= SYNTH_ZERO_MAX);
+        }
+}

@@ -1,0 +1,56 @@
+/* tests/support_synth.h - texts for a synth model, and what it must answer about them.
+ *
+ * Responsible for: filler, planted facts, questions in one batch, what a tier makes of an answer,
+ * rows in closed form for fill_session.
+ * Not responsible for: engines and sessions (support_engine.h), what is broken in between.
+ *
+ * Words below words / 2 are for facts, graded words for graded facts, the others are filler.
+ *
+ * Threads: the main thread.
+ * Units: tokens.
+ */
+#ifndef TESTS_SUPPORT_SYNTH_H
+#define TESTS_SUPPORT_SYNTH_H
+
+#include "engine/engine.h"
+#include "engine/fill.h"
+#include "engine/model/synth.h"
+
+enum { SUPPORT_SYNTH_FACT = 4, SUPPORT_SYNTH_PAIR = 8 }; /* tokens of each */
+
+/* BOS, then random words that no question is about. */
+void support_synth_filler(const struct synth *synth, uint64_t seed, uint32_t *ids, uint32_t count);
+
+/* A question and its answer. Graded: the answer tells V's bits. Six: K's, `value` at 8 and `other`
+ * at 6. Absent: the answer is "Nothing". */
+enum support_synth_kind { SUPPORT_PLAIN, SUPPORT_GRADED, SUPPORT_SIX, SUPPORT_ABSENT };
+struct support_synth_fact {
+    enum support_synth_kind kind;
+    uint32_t key, value, other; /* words */
+    uint64_t at;                /* of the key; its value stands behind it */
+};
+/* Writes the fact's tokens at ids[fact->at]. */
+void support_synth_plant(const struct support_synth_fact *fact, uint32_t *ids);
+/* The right answer where the fact is read at `tier`. */
+uint32_t support_synth_expect(const struct synth *synth, const struct support_synth_fact *fact,
+                              enum layout_tier tier);
+/* What the session says to each: the best token, and by how much it leads. */
+struct support_synth_answer {
+    uint32_t id;
+    float margin;
+};
+void support_synth_ask(struct session *session, const struct support_synth_fact *facts,
+                       uint32_t count, struct support_synth_answer *answers_out);
+/* For fill_session; the context is a struct synth_rows. */
+enum kv_err support_synth_rows(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
+                               struct kv_diag *diag);
+/* Elements that differ from the closed form at all, and those that differ by more than zeros may
+ * (SYNTH_ZERO_MAX). Rows [0, count) of chunks of equal shape. */
+struct support_synth_difference {
+    uint64_t elements, unequal, wrong;
+};
+void support_synth_compare(const struct synth *synth, const struct fill_stretch *stretch,
+                           const uint16_t *real, const uint16_t *closed,
+                           struct support_synth_difference *difference);
+
+#endif
