@@ -88,6 +88,9 @@ struct session {
 
     float *logits;        /* [vocab] */
     uint64_t logits_n_kv; /* they follow token logits_n_kv - 1; 0: none */
+    int whole_rows;       /* somebody wants to see them as tokens are sampled */
+    struct sampler_candidate best[SAMPLER_TOP_MAX]; /* of the running step, instead of logits */
+    uint32_t best_count;                            /* 0: there are logits */
     int generating, cancelled;
     uint32_t tokens_left;
     session_row observe;

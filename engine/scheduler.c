@@ -61,14 +61,27 @@ static void note_answer(struct session *session) {
         (struct image_span){IMAGE_ASSISTANT, session->n - 1, session->n};
 }
 
+static struct sampler_settings settings_of(const struct session *session) {
+    const struct image_sampler *sampler = &session->sampler;
+
+    return (struct sampler_settings){sampler->temperature, sampler->top_p, sampler->top_k,
+                                     sampler->seed};
+}
+
+static enum kv_err pick(const struct session *session, uint32_t *id_out, struct kv_diag *diag) {
+    struct engine *engine = session->engine;
+    struct sampler_settings settings = settings_of(session);
+    struct sampler_row row = {session->logits, engine->model.vocab_count, session->n};
+    struct sampler_best best = {session->best, session->best_count, session->n};
+
+    return session->best_count ? sampler_pick_best(&settings, &best, id_out, diag)
+                               : sampler_pick(&settings, &row, engine->candidates, id_out, diag);
+}
+
 static void sample(struct step *step, struct session *session) {
     struct engine *engine = step->engine;
-    const struct image_sampler *sampler = &session->sampler;
-    struct sampler_settings settings = {sampler->temperature, sampler->top_p, sampler->top_k,
-                                        sampler->seed};
-    struct sampler_row row = {session->logits, engine->model.vocab_count, session->n};
     uint32_t id;
-    enum kv_err err = sampler_pick(&settings, &row, engine->candidates, &id, step->diag);
+    enum kv_err err = pick(session, &id, step->diag);
 
     if (err != KV_OK) {
         fail(step, session, err);
@@ -194,6 +207,27 @@ static void take_row(void *context, uint32_t row, const float *logits) {
         memcpy(session->logits, logits, session->engine->model.vocab_count * sizeof *logits);
 }
 
+static void take_best(void *context, const struct ops_candidate *top, uint32_t count) {
+    struct session *session = context;
+
+    for (uint32_t i = 0; i < count; i++)
+        session->best[i] = (struct sampler_candidate){top[i].logit, top[i].id};
+    session->best_count = count;
+#ifdef BREAK_BEST
+    session->best[0] = session->best[count - 1];
+#endif
+}
+
+/* Only who samples in this very step: what a step leaves for later is whole rows. */
+static uint32_t best_of(const struct session *session) {
+    struct sampler_settings settings = settings_of(session);
+
+    _Static_assert((int)SAMPLER_TOP_MAX <= (int)OPS_TOP_MAX, "a device gives that many");
+    if (!session->generating || session->whole_rows)
+        return 0;
+    return sampler_wanted(&settings, session->engine->model.vocab_count);
+}
+
 struct kvops_seq engine_inner_seq(const struct session *session) {
     return (struct kvops_seq){.blocks = session->views,
                               .block_count = session->block_count,
@@ -218,7 +252,10 @@ static void fill_seq(struct session *session, struct forward_seq *seq_out) {
                                     .ids = session->ids + session->n_kv,
                                     .position = session->n_kv,
                                     .row = take_row,
+                                    .top = best_of(session),
+                                    .best = take_best,
                                     .context = session};
+    session->best_count = 0;
     seq_out->kv.row_count = session->step_rows;
     seq_out->logits = session->observe ? FORWARD_ALL : last ? FORWARD_LAST : FORWARD_NONE;
 }
@@ -320,7 +357,7 @@ static void commit(struct step *step, struct session *session, const struct forw
         return;
     }
     if (session->n_kv >= session->fed_end)
-        session->logits_n_kv = session->n_kv;
+        session->logits_n_kv = session->best_count ? 0 : session->n_kv;
 #ifndef BREAK_LATE_TIERS
     engine_inner_review(session);
 #endif

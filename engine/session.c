@@ -362,6 +362,10 @@ const float *session_logits(const struct session *session) {
     return session->logits_n_kv ? session->logits : NULL;
 }
 
+void session_whole_rows(struct session *session, int wanted) {
+    session->whole_rows = wanted;
+}
+
 void session_observe(struct session *session, session_row row, void *context) {
     session->observe = row;
     session->observe_context = context;

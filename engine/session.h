@@ -85,8 +85,11 @@ enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t 
  * tokens, which then is pending. session_cancel stops it at the next step. */
 enum kv_err session_generate(struct session *session, uint32_t tokens_max, struct kv_diag *diag);
 void session_cancel(struct session *session);
-/* Logits [vocab] of the last row of this session's last step; NULL before the first. */
+/* Logits [vocab] of the last row of this session's last step; NULL before the first, and after a
+ * step that sampled from a device's best tokens alone: it does where they decide as all would,
+ * unless session_whole_rows asks for all (1) from the next step on. */
 const float *session_logits(const struct session *session);
+void session_whole_rows(struct session *session, int wanted);
 /* Every row of every later step: position of the token and its logits. NULL turns it off. */
 typedef void (*session_row)(void *context, uint64_t position, const float *logits);
 void session_observe(struct session *session, session_row row, void *context);

@@ -315,6 +315,15 @@ static void wall_finite(struct device *device, const struct ops_finite *args) {
     wall->inner->ops->finite(wall->inner, &real);
 }
 
+static void wall_top(struct device *device, const struct ops_top *args) {
+    struct wall *wall = wall_of(device);
+    struct ops_top real = *args;
+
+    real.logits = behind(wall, args->logits);
+    real.top = behind(wall, args->top);
+    ops_top_select(&real, 0, real.rows);
+}
+
 static struct kvops_pool pool_behind(const struct wall *wall, const struct kvops_pool *pool) {
     return (struct kvops_pool){pool->geometry, behind(wall, pool->slots), behind(wall, pool->meta)};
 }
@@ -409,6 +418,7 @@ static const struct device_ops wall_ops = {
     .rope = wall_rope,
     .swiglu = wall_swiglu,
     .finite = wall_finite,
+    .top = wall_top,
     .prefill = wall_prefill,
     .decode = wall_decode,
     .seal = wall_seal,

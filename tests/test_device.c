@@ -1,7 +1,8 @@
 /* tests/test_device.c - devices that the processor cannot look into, and that fail.
  *
  * Responsible for: sessions behind the wall of support_wall.h and beside it have the same bits,
- * each wakes what the other saved, no device address is followed, what a failed call costs whom.
+ * each wakes what the other saved, no device address is followed, what a failed call costs whom;
+ * best tokens instead of rows of logits choose the same.
  * Not responsible for: arithmetic; real accelerators (gpu_engine.c).
  * Broken twins: BREAK_REACH follows addresses of the device; BREAK_DEVICE_ERROR does not look at
  * what a copy out says.
@@ -77,6 +78,68 @@ static void both_sides_of_the_wall_are_equal(void **state) {
         life_say(session, 3, 300, 3, &after[wall]);
     }
     life_same_turn(&after[0], &after[1]);
+    life_close(&f.life);
+}
+
+/* Generates in two sessions beside each other, one of which is looked at when `watched`; how many
+ * tokens, as one may end early. */
+static uint32_t generate(struct life *life, const struct image_sampler *sampler, int watched,
+                         uint32_t ids_out[2][24]) {
+    static struct engine_event events[EVENTS];
+    struct session *sessions[2] = {life_session(life, "x", IMAGE_RECIPE_V3),
+                                   life_session(life, "y", IMAGE_RECIPE_V3)};
+    uint32_t ids[80], count = 1, filled[2] = {0, 0};
+    struct kv_diag diag = {""};
+
+    memset(ids_out, 0, 2 * sizeof ids_out[0]);
+    support_engine_ids(21, 200, ids, 80);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(session_resample(sessions[i], sampler, &diag), KV_OK);
+        assert_int_equal(session_feed(sessions[i], ids + 7 * i, 60, IMAGE_USER, &diag), KV_OK);
+        assert_int_equal(session_generate(sessions[i], 24, &diag), KV_OK);
+    }
+    session_whole_rows(sessions[1], watched);
+    while (count) {
+        assert_int_equal(engine_step(life->engine, events, &count, &diag), KV_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t which = events[i].session == sessions[1];
+            assert_int_not_equal(events[i].kind, ENGINE_FAILED);
+            if (events[i].kind != ENGINE_TOKEN)
+                continue;
+            ids_out[which][filled[which]++] = events[i].token;
+            if (which && watched)
+                assert_non_null(session_logits(sessions[1]));
+        }
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        session_drop(sessions[i]);
+    return filled[0] + filled[1];
+}
+
+/* BREAK_BEST: the last of the best tokens stands for the first. */
+static void the_best_tokens_decide_as_all_would(void **state) {
+    static const struct image_sampler samplers[] = {
+        {.temperature = 0, .top_p = 1, .top_k = 1 << 30, .seed = 1},
+        {.temperature = 0.9f, .top_p = 0.95f, .top_k = 40, .seed = 7},
+        {.temperature = 1.5f, .top_p = 1, .top_k = 64, .seed = 8},
+        {.temperature = 1, .top_p = 1, .top_k = 1 << 30, .seed = 9}};
+    uint32_t tokens = 0;
+    struct fixture f;
+
+    (void)state;
+    open_fixture(&f, 0);
+    for (size_t i = 0; i < sizeof samplers / sizeof samplers[0]; i++) {
+        uint32_t plain[2][24], walled[2][24], watched[2][24];
+        reopen(&f, 0);
+        tokens += generate(&f.life, &samplers[i], 0, plain);
+        reopen(&f, 1);
+        generate(&f.life, &samplers[i], 0, walled);
+        generate(&f.life, &samplers[i], 1, watched);
+        assert_memory_equal(plain, walled, sizeof plain);
+        assert_memory_equal(plain, watched, sizeof plain);
+    }
+    print_message("%u tokens sampled\n", tokens);
+    assert_true(tokens > 60);
     life_close(&f.life);
 }
 
@@ -208,6 +271,7 @@ static void failed_copies_lose_nothing(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(both_sides_of_the_wall_are_equal),
+             cmocka_unit_test(the_best_tokens_decide_as_all_would),
              cmocka_unit_test(a_failed_step_costs_its_request_only),
              cmocka_unit_test(rows_that_were_not_kept_fail_the_session),
              cmocka_unit_test(a_lost_device_ends_the_engine_and_nothing_else),

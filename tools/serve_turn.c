@@ -284,6 +284,7 @@ static enum kv_err start(struct turning *turning, struct kv_diag *diag) {
     uint64_t at = 0;
     enum kv_err err = KV_OK;
     KV_TRY(session_resample(turning->session, &turning->request->sampler, diag));
+    session_whole_rows(turning->session, turning->request->logprobs);
     KV_TRY(go_back(turning, &at, diag));
     KV_TRY(make_room(turning, diag));
     turning->changed = 1;

@@ -165,6 +165,17 @@ void device_finite(struct device *device, const struct ops_finite *args) {
     stop(device, DEVICE_FINITE, begin_ns);
 }
 
+int device_has_top(const struct device *device) {
+    return device->ops->top != NULL;
+}
+
+void device_top(struct device *device, const struct ops_top *args) {
+    uint64_t begin_ns = start(device);
+
+    device->ops->top(device, args);
+    stop(device, DEVICE_TOP, begin_ns);
+}
+
 void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max) {
     uint64_t begin_ns = start(device);
 
@@ -216,6 +227,7 @@ const char *device_class_name(enum device_class class) {
                                                           [DEVICE_SEAL] = "seal",
                                                           [DEVICE_APPEND] = "append",
                                                           [DEVICE_FINITE] = "finite",
+                                                          [DEVICE_TOP] = "best tokens",
                                                           [DEVICE_WAIT] = "waiting"};
 
     return (unsigned)class < DEVICE_CLASS_COUNT ? names[class] : "unknown";

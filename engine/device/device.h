@@ -39,6 +39,7 @@ enum device_class {
     DEVICE_SEAL,
     DEVICE_APPEND,
     DEVICE_FINITE,
+    DEVICE_TOP,
     DEVICE_WAIT, /* waiting for work that was enqueued before */
     DEVICE_CLASS_COUNT
 };
@@ -108,6 +109,7 @@ struct device_ops {
     void (*rope)(struct device *device, const struct ops_rope *args);
     void (*swiglu)(struct device *device, const struct ops_swiglu *args);
     void (*finite)(struct device *device, const struct ops_finite *args);
+    void (*top)(struct device *device, const struct ops_top *args); /* NULL: see device_has_top */
     void (*prefill)(struct device *device, const struct kvops_attend *args, uint32_t rows_max);
     void (*decode)(struct device *device, const struct kvops_attend *args);
     void (*seal)(struct device *device, const struct kvops_seal *args);
@@ -205,6 +207,9 @@ void device_matmul(struct device *device, const struct device_matmuls *args);
 void device_rope(struct device *device, const struct ops_rope *args);
 void device_swiglu(struct device *device, const struct ops_swiglu *args);
 void device_finite(struct device *device, const struct ops_finite *args);
+/* Worth it only where logits are far from who samples: 0 where they are as quick to read. */
+int device_has_top(const struct device *device);
+void device_top(struct device *device, const struct ops_top *args);
 /* rows_max: the largest row_count of the sequences. */
 void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max);
 /* Partial sums and their combination, of the sequences planned last. */

@@ -9,6 +9,7 @@
  */
 #include "engine/device/arena.h"
 #include "engine/device/device.h"
+#include "engine/device/pinned.h"
 #include "kernels/cuda/cuda_kvops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "store/base/bytes.h"
@@ -25,7 +26,6 @@
 enum {
     SLICES = 4,            /* of a lane's ring … */
     SLICE_BYTES = 4 << 20, /* … this large each */
-    PINNED_MAX = 32,       /* buffers kept for host_get */
     GRAPHS_MAX = 64,
     RECORD_AFTER = 8,
     DIGEST_EXTENTS_MAX = 64,
@@ -42,12 +42,6 @@ struct lane {
     int failed;
 };
 
-struct pinned {
-    uint8_t *at;
-    uint64_t bytes;
-    int taken;
-};
-
 /* A recorded step. Recording one takes as long as it saves in some ten steps, so a form that comes
  * by rarely is not worth it; and kernels are loaded by then. */
 struct graph {
@@ -57,6 +51,12 @@ struct graph {
     uint32_t seen;
 };
 
+/* Of operations; it grows and never shrinks. */
+struct scratch {
+    uint8_t *at;
+    uint64_t bytes;
+};
+
 struct cuda {
     struct device device;
     const struct kv_alloc *alloc;
@@ -64,14 +64,12 @@ struct cuda {
     char kind[32], details[64 + sizeof BUILD_CUDA_FLAGS + CUDA_GEMM_TEXT_BYTES];
     struct arena arena;
     struct lane lanes[DEVICE_LANE_COUNT];
-    pthread_mutex_t pinned_lock;
-    struct pinned pinned[PINNED_MAX];
+    struct pinned pinned;
 
     struct cuda_kvops_device kvops;
     struct cuda_ops_device ops;
     struct cuda_gemm gemm;
-    uint8_t *matmul_scratch;
-    uint64_t matmul_scratch_bytes;
+    struct scratch matmul_scratch, top_scratch;
 
     struct cuda_kvops_plan plan;
     uint8_t *plan_host, *plan_head, *plan_units; /* plan_bytes each; the last two on the device */
@@ -150,59 +148,28 @@ static uint64_t cuda_room(struct device *device) {
     return arena_room(&cuda_of(device)->arena);
 }
 
-/* Pinning costs a millisecond and unpinning waits for the device, so buffers are kept. */
-static void *cuda_host_get(struct device *device, uint64_t bytes) {
-    struct cuda *cuda = cuda_of(device);
-    struct pinned *best = NULL, *spare = NULL;
+static void *pin(void *context, uint64_t bytes) {
+    const struct cuda *cuda = context;
     void *at = NULL;
 
-    pthread_mutex_lock(&cuda->pinned_lock);
-    for (uint32_t i = 0; i < PINNED_MAX; i++) {
-        struct pinned *one = &cuda->pinned[i];
-        if (one->taken)
-            continue;
-        if (one->bytes >= bytes && one->bytes / 4 <= bytes + SLICE_BYTES &&
-            (!best || one->bytes < best->bytes))
-            best = one;
-        if (!spare || one->bytes < spare->bytes)
-            spare = one;
-    }
-    if (!best && spare) {
-        if (spare->at)
-            (void)cudaFreeHost(spare->at);
-        (void)cudaSetDevice(cuda->index);
-        *spare = (struct pinned){NULL, bytes, 0};
-        if (cudaHostAlloc((void **)&spare->at, bytes, cudaHostAllocPortable) == cudaSuccess)
-            best = spare;
-        else
-            *spare = (struct pinned){NULL, 0, 0};
-        (void)cudaGetLastError();
-    }
-    if (best)
-        best->taken = 1, at = best->at;
-    pthread_mutex_unlock(&cuda->pinned_lock);
+    (void)cudaSetDevice(cuda->index);
+    if (cudaHostAlloc(&at, bytes, cudaHostAllocPortable) != cudaSuccess)
+        at = NULL;
+    (void)cudaGetLastError();
     return at;
 }
 
-static void cuda_host_put(struct device *device, void *memory) {
-    struct cuda *cuda = cuda_of(device);
-
-    pthread_mutex_lock(&cuda->pinned_lock);
-    for (uint32_t i = 0; i < PINNED_MAX; i++)
-        cuda->pinned[i].taken &= cuda->pinned[i].at != memory;
-    pthread_mutex_unlock(&cuda->pinned_lock);
+static void unpin(void *context, void *at) {
+    (void)context;
+    (void)cudaFreeHost(at);
 }
 
-static int is_pinned(struct cuda *cuda, const void *memory, uint64_t bytes) {
-    const uint8_t *at = memory;
-    int found = 0;
+static void *cuda_host_get(struct device *device, uint64_t bytes) {
+    return pinned_get(&cuda_of(device)->pinned, bytes);
+}
 
-    pthread_mutex_lock(&cuda->pinned_lock);
-    for (uint32_t i = 0; i < PINNED_MAX; i++)
-        found |= cuda->pinned[i].at && at >= cuda->pinned[i].at &&
-                 at + bytes <= cuda->pinned[i].at + cuda->pinned[i].bytes;
-    pthread_mutex_unlock(&cuda->pinned_lock);
-    return found;
+static void cuda_host_put(struct device *device, void *memory) {
+    pinned_put(&cuda_of(device)->pinned, memory);
 }
 
 /* For tests: the pattern is built here and copied, and has arrived when it returns. */
@@ -244,6 +211,21 @@ static void use_slice(struct cuda *cuda, enum device_lane index) {
     lane->next = (lane->next + 1) % SLICES;
 }
 
+/* Direct copies of one call go in batches. */
+static void send(struct cuda *cuda, enum device_lane index, struct cuda_ops_copies *batch) {
+    (void)note(cuda, index, cuda_ops_copy(batch, cuda->lanes[index].stream), "copies");
+    batch->count = 0;
+}
+
+static void add(struct cuda *cuda, enum device_lane index, struct cuda_ops_copies *batch,
+                const struct device_copy *copy) {
+    batch->to[batch->count] = copy->to;
+    batch->from[batch->count] = copy->from;
+    batch->bytes[batch->count++] = copy->bytes;
+    if (batch->count == CUDA_OPS_COPIES_MAX)
+        send(cuda, index, batch);
+}
+
 static void copy_in_by_ring(struct cuda *cuda, enum device_lane index,
                             const struct device_copy *copy) {
     for (uint64_t done = 0, each; done < copy->bytes; done += each) {
@@ -262,22 +244,21 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
                                 const struct device_copy *copies, uint32_t count) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, index);
+    struct cuda_ops_copies batch = {.count = 0};
     enum kv_err err = KV_OK;
     int direct = 0;
 
     for (uint32_t i = 0; i < count; i++) {
         if (!copies[i].bytes)
             continue;
-        if (!is_pinned(cuda, copies[i].from, copies[i].bytes)) {
+        if (!pinned_has(&cuda->pinned, copies[i].from, copies[i].bytes)) {
             copy_in_by_ring(cuda, index, &copies[i]);
             continue;
         }
         direct = 1;
-        (void)note(cuda, index,
-                   cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes,
-                                   cudaMemcpyHostToDevice, lane->stream),
-                   "copy to the device");
+        add(cuda, index, &batch, &copies[i]);
     }
+    send(cuda, index, &batch);
     if (direct)
         err = finish(cuda, index, "copy to the device");
     else if (cuda->device.lost)
@@ -306,20 +287,20 @@ static enum kv_err cuda_copy_out(struct device *device, enum device_lane index,
                                  const struct device_copy *copies, uint32_t count) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, index);
+    struct cuda_ops_copies batch = {.count = 0};
     enum kv_err err;
 
     for (uint32_t i = count; i-- > 0;) { /* the last one is the large one, small ones wait for it */
         if (!copies[i].bytes)
             continue;
-        if (!is_pinned(cuda, copies[i].to, copies[i].bytes)) {
-            copy_out_by_ring(cuda, index, &copies[i]);
+        if (pinned_has(&cuda->pinned, copies[i].to, copies[i].bytes)) {
+            add(cuda, index, &batch, &copies[i]);
             continue;
         }
-        (void)note(cuda, index,
-                   cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes,
-                                   cudaMemcpyDeviceToHost, lane->stream),
-                   "copy from the device");
+        send(cuda, index, &batch);
+        copy_out_by_ring(cuda, index, &copies[i]);
     }
+    send(cuda, index, &batch);
     err = finish(cuda, index, "work of the device");
     pthread_mutex_unlock(&lane->lock);
     return err;
@@ -465,6 +446,15 @@ static uint8_t *grow(struct cuda *cuda, uint8_t *old, uint64_t bytes) {
     return cuda_get(&cuda->device, bytes);
 }
 
+static void *scratch(struct cuda *cuda, struct scratch *scratch, uint64_t bytes) {
+    if (bytes > scratch->bytes) {
+        assert(!cuda->recording);
+        scratch->at = grow(cuda, scratch->at, bytes);
+        scratch->bytes = scratch->at ? bytes : 0;
+    }
+    return bytes ? scratch->at : NULL;
+}
+
 static int plan_room(struct cuda *cuda, uint64_t bytes) {
     if (bytes <= cuda->plan_bytes)
         return 1;
@@ -566,14 +556,21 @@ static void cuda_matmul(struct device *device, const struct device_matmuls *args
     struct cuda_ops_matmul launch = {&cuda->ops, args->args,      args->count, args->singles,
                                      NULL,       step_of(device), args->norm,  args->glu};
 
-    if (bytes > cuda->matmul_scratch_bytes) {
-        assert(!cuda->recording);
-        cuda->matmul_scratch = grow(cuda, cuda->matmul_scratch, bytes);
-        cuda->matmul_scratch_bytes = cuda->matmul_scratch ? bytes : 0;
-    }
-    launch.scratch = bytes ? (uint16_t *)cuda->matmul_scratch : NULL;
+    launch.scratch = scratch(cuda, &cuda->matmul_scratch, bytes);
     check(cuda, bytes && !launch.scratch ? cudaErrorMemoryAllocation : cuda_ops_matmul(&launch),
           "matrix product");
+}
+
+static void cuda_top(struct device *device, const struct ops_top *args) {
+    struct cuda *cuda = cuda_of(device);
+    struct ops_top most = *args;
+    void *at;
+
+    most.k = OPS_TOP_MAX; /* so that one with more candidates finds the memory there */
+    most.rows *= 2;
+    at = scratch(cuda, &cuda->top_scratch, cuda_ops_top_scratch_bytes(&most));
+    check(cuda, at ? cuda_ops_top(args, at, step_of(device)) : cudaErrorMemoryAllocation,
+          "the best tokens");
 }
 
 static void cuda_rope(struct device *device, const struct ops_rope *args) {
@@ -633,14 +630,11 @@ static void cuda_close(struct device *device) {
             (void)cudaStreamDestroy(lane->stream);
         pthread_mutex_destroy(&lane->lock);
     }
-    for (uint32_t i = 0; i < PINNED_MAX; i++)
-        if (cuda->pinned[i].at)
-            (void)cudaFreeHost(cuda->pinned[i].at);
+    pinned_release(&cuda->pinned);
     if (cuda->digest_host)
         (void)cudaFreeHost(cuda->digest_host);
     if (cuda->arena.base)
         (void)cudaFree(cuda->arena.base);
-    pthread_mutex_destroy(&cuda->pinned_lock);
     kv_alloc_release(cuda->alloc, cuda->plan_host);
     kv_alloc_release(cuda->alloc, cuda);
 }
@@ -669,6 +663,7 @@ static const struct device_ops cuda_ops = {
     .rope = cuda_rope,
     .swiglu = cuda_swiglu,
     .finite = cuda_finite,
+    .top = cuda_top,
     .prefill = cuda_prefill,
     .decode = cuda_decode,
     .seal = cuda_seal,
@@ -782,7 +777,7 @@ enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
                                    .simd_name = "cuda",
                                    .threads = 1,
                                    .apart = 1};
-    pthread_mutex_init(&cuda->pinned_lock, NULL);
+    pinned_init(&cuda->pinned, pin, unpin, cuda);
     for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++)
         pthread_mutex_init(&cuda->lanes[i].lock, NULL);
     err = open_cuda(cuda, settings, diag);

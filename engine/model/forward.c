@@ -298,31 +298,43 @@ static void run_layers(struct forward *forward, const struct rows *rows, int fin
     }
 }
 
-/* Waits for the marks of `rows` rows, and for logits when there are any. */
-static enum kv_err wait_for(struct forward *forward, uint32_t rows, uint32_t logits) {
-    struct device_copy copies[2] = {
-        {forward->bad_host, forward->control + forward_inner_bad(forward), rows * sizeof(int32_t)},
-        {forward->logits_host, forward->logits,
-         (uint64_t)logits * forward->geometry.vocab * sizeof(float)}};
+/* What a tile of the head gives besides the marks: whole rows of logits, or the best of each. */
+struct wanted {
+    uint32_t rows; /* 0: nothing */
+    uint32_t top;  /* of each row; 0: all logits */
+};
 
-    return device_copy_out(forward->device, DEVICE_STEP, copies,
-                           logits && forward->logits_host ? 2 : 1);
+/* Waits for the marks of `rows` rows, and for what is wanted. */
+static enum kv_err wait_for(struct forward *forward, uint32_t rows, const struct wanted *wanted) {
+    struct device_copy copies[2] = {
+        {forward->bad_host, forward->control + forward_inner_bad(forward), rows * sizeof(int32_t)}};
+    uint64_t count = wanted->rows;
+
+    if (wanted->top)
+        copies[1] = (struct device_copy){forward->top_host, forward->top,
+                                         count * wanted->top * sizeof *forward->top};
+    else if (forward->logits_host)
+        copies[1] = (struct device_copy){forward->logits_host, forward->logits,
+                                         count * forward->geometry.vocab * sizeof(float)};
+    return device_copy_out(forward->device, DEVICE_STEP, copies, copies[1].bytes ? 2 : 1);
 }
 
-/* The marks of all rows, and logits when there are any. When a row is bad the step is computed once
- * more, from the same K and V, to say which layer made it so. */
-static enum kv_err fetch(struct forward *forward, const struct rows *rows, uint32_t logits) {
+/* The marks of all rows, and what is wanted. When a row is bad the step is computed once more, from
+ * the same K and V, to say which layer made it so. */
+static enum kv_err fetch(struct forward *forward, const struct rows *rows,
+                         const struct wanted *wanted) {
+    static const struct wanted nothing = {0, 0};
     struct device_copy clear = {forward->control + forward_inner_bad(forward),
                                 forward->control_host + forward_inner_bad(forward),
                                 rows->count * sizeof(int32_t)};
-    enum kv_err err = wait_for(forward, rows->count, logits);
+    enum kv_err err = wait_for(forward, rows->count, wanted);
 
     for (uint32_t row = 0; err == KV_OK && row < rows->count; row++) {
         if (forward->bad_host[row] != (int32_t)forward->geometry.layers - 1)
             continue;
         err = device_copy_in(forward->device, DEVICE_STEP, &clear, 1);
         run_layers(forward, rows, 1);
-        return err == KV_OK ? wait_for(forward, rows->count, 0) : err;
+        return err == KV_OK ? wait_for(forward, rows->count, &nothing) : err;
     }
     return err;
 }
@@ -347,43 +359,83 @@ static void head_norm(const struct forward *forward, const struct forward_seq *s
     }
 }
 
+/* How many of the best do for every row of the tile; 0: one of them needs all logits. */
+static uint32_t best_wanted(const struct forward *forward, const struct forward_seq *seqs,
+                            uint32_t count) {
+    uint32_t most = 0;
+
+    for (uint32_t i = 0; i < count && forward->top_host; i++) {
+        const struct forward_seq *seq = &seqs[forward->head_rows[i].seq];
+        if (seq->logits != FORWARD_LAST || !seq->top)
+            return 0;
+        most = seq->top > most ? seq->top : most;
+    }
+    assert(most <= OPS_TOP_MAX && most <= forward->geometry.vocab);
+    return most;
+}
+
+static void give_row(struct forward *forward, struct forward_seq *seqs, uint32_t index) {
+    const struct forward_head_row *at = &forward->head_rows[index];
+    struct forward_seq *seq = &seqs[at->seq];
+    float *all = forward->logits_host;
+
+    if (!all)
+        all = device_mapped(forward->device, forward->logits);
+    all += (size_t)index * forward->geometry.vocab;
+#ifdef BREAK_ROW_BITS
+    all[0] *= index ? 1.000001f : 1;
+#endif
+    if (!row_is_finite(all, forward->geometry.vocab))
+        note_bad(seq, at->row, forward->geometry.layers);
+    if (seq->row && (seq->bad_layer < 0 || at->row < seq->bad_row))
+        seq->row(seq->context, at->row, all);
+}
+
+/* What is not finite comes first. */
+static void give_best(struct forward *forward, struct forward_seq *seqs, uint32_t index,
+                      uint32_t top) {
+    const struct forward_head_row *at = &forward->head_rows[index];
+    struct forward_seq *seq = &seqs[at->seq];
+    const struct ops_candidate *best = forward->top_host + (size_t)index * top;
+
+    if (!row_is_finite(&best->logit, 1))
+        note_bad(seq, at->row, forward->geometry.layers);
+    if (seq->bad_layer < 0)
+        seq->best(seq->context, best, seq->top);
+}
+
 /* Logits of the rows in forward->head_rows[0 … count), one tile. */
 static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
                              const struct rows *rows, uint32_t count) {
     struct ops_matmul args = product(&forward->output, forward->normed, forward->logits, count);
     struct device_matmuls products = {&args, 1, count, DEVICE_HEAD, NULL, NULL};
-    float *all = forward->logits_host;
+    struct wanted wanted = {count, best_wanted(forward, seqs, count)};
+    struct ops_top top = {forward->logits, forward->top,  args.y_stride,
+                          count,           args.weight.n, wanted.top};
     enum kv_err err;
 
     head_norm(forward, seqs, count);
     device_matmul(forward->device, &products);
-    err = fetch(forward, rows, count);
+    if (wanted.top)
+        device_top(forward->device, &top);
+    err = fetch(forward, rows, &wanted);
 #ifdef BREAK_DEVICE_ERROR
     err = KV_OK;
 #endif
     if (err != KV_OK)
         return err;
     apply_marks(forward, seqs, rows->seqs);
-    if (!all)
-        all = device_mapped(forward->device, forward->logits);
-#ifdef BREAK_ROW_BITS
-    for (uint32_t i = 1; i < count; i++)
-        all[(size_t)i * forward->geometry.vocab] *= 1.000001f;
-#endif
-    for (uint32_t i = 0; i < count; i++) {
-        const struct forward_head_row *at = &forward->head_rows[i];
-        struct forward_seq *seq = &seqs[at->seq];
-        const float *logits = all + (size_t)i * forward->geometry.vocab;
-        if (!row_is_finite(logits, forward->geometry.vocab))
-            note_bad(seq, at->row, forward->geometry.layers);
-        if (seq->row && (seq->bad_layer < 0 || at->row < seq->bad_row))
-            seq->row(seq->context, at->row, logits);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        if (wanted.top)
+            give_best(forward, seqs, i, wanted.top);
+        else
+            give_row(forward, seqs, i);
     return KV_OK;
 }
 
 static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs,
                                const struct rows *all) {
+    static const struct wanted nothing = {0, 0};
     uint32_t filled = 0, tiles = 0;
     enum kv_err err = KV_OK;
 
@@ -404,7 +456,7 @@ static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs
     if (err == KV_OK && filled)
         return head_tile(forward, seqs, all, filled);
     if (err == KV_OK && !tiles) {
-        err = fetch(forward, all, 0);
+        err = fetch(forward, all, &nothing);
         if (err == KV_OK)
             apply_marks(forward, seqs, all->seqs);
     }

@@ -45,6 +45,8 @@ struct kv_digest forward_tables_digest(const struct forward *forward);
 enum forward_logits { FORWARD_NONE, FORWARD_LAST, FORWARD_ALL };
 /* Row `row` of the sequence; the logits are valid during the call only. */
 typedef void (*forward_row)(void *context, uint32_t row, const float *logits);
+/* The best of the last row, in the order of ops_top_select; valid during the call only. */
+typedef void (*forward_best)(void *context, const struct ops_candidate *top, uint32_t count);
 
 struct forward_seq {
     struct kvops_seq kv; /* host pointers: blocks, sinks, window and what is hidden; the rest is
@@ -54,6 +56,11 @@ struct forward_seq {
     enum forward_logits logits;
     uint32_t logits_first; /* FORWARD_ALL: the first row whose logits are wanted */
     forward_row row;
+    /* FORWARD_LAST: so many of the best tokens will do (0: none, at most OPS_TOP_MAX). `best` then
+     * gets them where the device offers it and no other sequence needs its row; else `row` is
+     * called as ever. */
+    uint32_t top;
+    forward_best best;
     void *context;
     /* Written: */
     uint32_t bad_row;  /* the first row with a value that is not finite … */

@@ -44,6 +44,7 @@ struct forward {
     float *k, *v;                 /* [rows_max][kv_heads][head_dim] */
     float *gate, *up;             /* [rows_max][ffn] */
     float *logits;                /* [FORWARD_HEAD_ROWS][vocab] */
+    struct ops_candidate *top;    /* [FORWARD_HEAD_ROWS][OPS_TOP_MAX] */
     float *partials;
     uint16_t *chunk;          /* [layers][K, V][kv_heads][rows_max][head_dim] */
     struct ops_kv_dest *dest; /* [layers][rows_max], into chunk */
@@ -53,10 +54,11 @@ struct forward {
     /* What a step is told beside its tensors, built by the processor and copied in one piece: ids,
      * positions and marks [rows_max] each, then [layer][seq] sequences and what they point at. */
     uint8_t *control_host;
-    uint64_t told_bytes;    /* of it, in this step */
-    float *logits_host;     /* [FORWARD_HEAD_ROWS][vocab]; NULL where the device's are mapped */
-    int32_t *bad_host;      /* [rows_max] */
-    struct kvops_seq *seqs; /* [singles_max + 1], with host pointers; chunks come last */
+    uint64_t told_bytes; /* of it, in this step */
+    float *logits_host;  /* [FORWARD_HEAD_ROWS][vocab]; NULL where the device's are mapped */
+    struct ops_candidate *top_host; /* as top; NULL where the device has none */
+    int32_t *bad_host;              /* [rows_max] */
+    struct kvops_seq *seqs;         /* [singles_max + 1], with host pointers; chunks come last */
     struct forward_head_row head_rows[FORWARD_HEAD_ROWS];
 };
 

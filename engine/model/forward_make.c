@@ -151,6 +151,8 @@ static void cut_workspace(struct forward *forward, struct cutter *cutter) {
     forward->gate = cut(cutter, rows * g->ffn, sizeof(float));
     forward->up = cut(cutter, rows * g->ffn, sizeof(float));
     forward->logits = cut(cutter, (uint64_t)FORWARD_HEAD_ROWS * g->vocab, sizeof(float));
+    forward->top =
+        cut(cutter, (uint64_t)FORWARD_HEAD_ROWS * OPS_TOP_MAX, sizeof(struct ops_candidate));
     forward->partials = cut(cutter, forward->singles_max, partial_bytes(forward));
     forward->chunk =
         cut(cutter, (uint64_t)g->layers * 2 * g->kv_heads * rows, g->head_dim * sizeof(uint16_t));
@@ -258,13 +260,19 @@ static enum kv_err make_host(struct forward *forward, struct kv_diag *diag) {
 
     forward->control_host =
         kv_alloc_aligned(forward->alloc, forward->control_bytes, FORWARD_ALIGN_BYTES);
-    forward->bad_host = kv_alloc_zeroed(forward->alloc, forward->rows_max, sizeof(int32_t));
+    forward->bad_host = device_host_get(forward->device, forward->rows_max * sizeof(int32_t));
     forward->seqs =
         kv_alloc_zeroed(forward->alloc, forward->singles_max + 1, sizeof *forward->seqs);
     if (!device_mapped(forward->device, forward->logits)) {
         forward->logits_host = device_host_get(forward->device, logits);
         if (!forward->logits_host)
             return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for logits");
+    }
+    if (device_has_top(forward->device)) {
+        forward->top_host = device_host_get(
+            forward->device, (uint64_t)FORWARD_HEAD_ROWS * OPS_TOP_MAX * sizeof *forward->top_host);
+        if (!forward->top_host)
+            return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for candidates");
     }
     if (!forward->control_host || !forward->bad_host || !forward->seqs)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for what a step is told");
@@ -325,8 +333,9 @@ void forward_drop(struct forward *forward) {
     if (forward->workspace)
         device_put(forward->device, forward->workspace);
     device_host_put(forward->device, forward->logits_host);
+    device_host_put(forward->device, forward->top_host);
+    device_host_put(forward->device, forward->bad_host);
     kv_alloc_release(forward->alloc, forward->control_host);
-    kv_alloc_release(forward->alloc, forward->bad_host);
     kv_alloc_release(forward->alloc, forward->seqs);
     kv_alloc_release(forward->alloc, forward->layer);
     kv_alloc_release(forward->alloc, forward);

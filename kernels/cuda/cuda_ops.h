@@ -1,7 +1,7 @@
 /* kernels/cuda/cuda_ops.h - launchers of the CUDA twins of ops.h.
  *
  * Responsible for: embedding, RMS norm, RoPE with the BF16 write of K and V, SwiGLU, add, matrix
- * products over BF16 weights.
+ * products over BF16 weights, the best tokens, copies of slots.
  * Not responsible for: memory, streams.
  *
  * As in cuda_kvops.h the argument struct is read on the host during the call and every pointer in
@@ -34,6 +34,17 @@ cudaError_t cuda_ops_finite(const struct ops_finite *args, cudaStream_t stream);
 /* `scratch`: cuda_ops_top_scratch_bytes, 8-byte aligned. */
 size_t cuda_ops_top_scratch_bytes(const struct ops_top *args);
 cudaError_t cuda_ops_top(const struct ops_top *args, void *scratch, cudaStream_t stream);
+
+/* Between pinned memory and the device, either way, in no order among themselves; not within a
+ * recording. */
+enum { CUDA_OPS_COPIES_MAX = 64 };
+struct cuda_ops_copies {
+    uint32_t count;
+    void *to[CUDA_OPS_COPIES_MAX];
+    const void *from[CUDA_OPS_COPIES_MAX];
+    size_t bytes[CUDA_OPS_COPIES_MAX];
+};
+cudaError_t cuda_ops_copy(const struct cuda_ops_copies *copies, cudaStream_t stream);
 
 /* Of the current device; must succeed once per device before cuda_ops_matmul. */
 struct cuda_ops_device {

@@ -1,0 +1,100 @@
+/* engine/device/pinned.c - buffers of the processor that an accelerator copies from and to.
+ *
+ * Responsible for: what pinned.h says.
+ * Not responsible for: speed of finding one: there are few.
+ */
+#include "engine/device/pinned.h"
+
+#include <assert.h>
+#include <string.h>
+
+void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
+                 void (*give)(void *, void *), void *context) {
+    memset(pinned, 0, sizeof *pinned);
+    pthread_mutex_init(&pinned->lock, NULL);
+    pinned->take = take;
+    pinned->give = give;
+    pinned->context = context;
+}
+
+void pinned_release(struct pinned *pinned) {
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        if (pinned->buffers[i].at)
+            pinned->give(pinned->context, pinned->buffers[i].at);
+    pthread_mutex_destroy(&pinned->lock);
+}
+
+/* The smallest free one that fits and is not far too large; PINNED_MAX: none. */
+static uint32_t best_of(const struct pinned *pinned, uint64_t bytes) {
+    uint32_t best = PINNED_MAX;
+
+    for (uint32_t i = 0; i < PINNED_MAX; i++) {
+        uint64_t has = pinned->buffers[i].bytes;
+        if (pinned->buffers[i].taken || has < bytes || has / 4 > bytes + PINNED_SPARE_BYTES)
+            continue;
+        if (best == PINNED_MAX || has < pinned->buffers[best].bytes)
+            best = i;
+    }
+    return best;
+}
+
+/* A new one, in the place of the smallest that nobody has. */
+static uint32_t renew(struct pinned *pinned, uint64_t bytes) {
+    uint32_t spare = PINNED_MAX;
+    uint8_t *at;
+
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        if (!pinned->buffers[i].taken &&
+            (spare == PINNED_MAX || pinned->buffers[i].bytes < pinned->buffers[spare].bytes))
+            spare = i;
+    if (spare == PINNED_MAX)
+        return PINNED_MAX;
+    if (pinned->buffers[spare].at)
+        pinned->give(pinned->context, pinned->buffers[spare].at);
+    at = pinned->take(pinned->context, bytes);
+    pinned->buffers[spare].at = at;
+    pinned->buffers[spare].bytes = at ? bytes : 0;
+    return at ? spare : PINNED_MAX;
+}
+
+void *pinned_get(struct pinned *pinned, uint64_t bytes) {
+    void *at = NULL;
+    uint32_t which;
+
+    pthread_mutex_lock(&pinned->lock);
+    which = best_of(pinned, bytes);
+    if (which == PINNED_MAX)
+        which = renew(pinned, bytes);
+    if (which < PINNED_MAX) {
+#ifndef BREAK_PINNED_TAKEN
+        pinned->buffers[which].taken = 1;
+#endif
+        at = pinned->buffers[which].at;
+    }
+    pthread_mutex_unlock(&pinned->lock);
+    return at;
+}
+
+void pinned_put(struct pinned *pinned, const void *at) {
+    pthread_mutex_lock(&pinned->lock);
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        pinned->buffers[i].taken &= pinned->buffers[i].at != at;
+    pthread_mutex_unlock(&pinned->lock);
+}
+
+int pinned_has(struct pinned *pinned, const void *at, uint64_t bytes) {
+    uint64_t first = (uintptr_t)at;
+    int found = 0;
+
+    pthread_mutex_lock(&pinned->lock);
+    for (uint32_t i = 0; i < PINNED_MAX; i++) {
+        uint64_t begin = (uintptr_t)pinned->buffers[i].at, size = pinned->buffers[i].bytes;
+#ifdef BREAK_PINNED_END
+        bytes = 0;
+#endif
+        found |=
+            begin && first >= begin && first - begin <= size && bytes <= size - (first - begin);
+    }
+    pthread_mutex_unlock(&pinned->lock);
+    return found;
+}

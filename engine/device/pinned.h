@@ -1,0 +1,45 @@
+/* engine/device/pinned.h - buffers of the processor that an accelerator copies from and to.
+ *
+ * Responsible for: keeping buffers that were given back, the one that fits best, whether an address
+ * is within one.
+ * Not responsible for: getting and freeing their memory: the two calls of the device.
+ *
+ * Pinning costs a millisecond and unpinning waits for the device, so buffers are kept.
+ *
+ * Threads: any.
+ * Units: bytes.
+ */
+#ifndef ENGINE_DEVICE_PINNED_H
+#define ENGINE_DEVICE_PINNED_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+enum { PINNED_MAX = 32, PINNED_SPARE_BYTES = 4 << 20 };
+
+/* Initialised by pinned_init; the two calls are made under its lock. */
+struct pinned {
+    pthread_mutex_t lock;
+    void *(*take)(void *context, uint64_t bytes); /* NULL: there is none */
+    void (*give)(void *context, void *at);
+    void *context;
+    struct {
+        uint8_t *at;
+        uint64_t bytes;
+        int taken;
+    } buffers[PINNED_MAX];
+};
+
+void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
+                 void (*give)(void *, void *), void *context);
+/* Frees all of them, taken or not. */
+void pinned_release(struct pinned *pinned);
+
+/* At least `bytes`; NULL: no memory, or PINNED_MAX are taken. A kept one serves unless it is more
+ * than four times as large, give or take PINNED_SPARE_BYTES. */
+void *pinned_get(struct pinned *pinned, uint64_t bytes);
+void pinned_put(struct pinned *pinned, const void *at); /* NULL is allowed */
+/* 1 when all of [at, at + bytes) is within one buffer. */
+int pinned_has(struct pinned *pinned, const void *at, uint64_t bytes);
+
+#endif

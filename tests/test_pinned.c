@@ -1,0 +1,118 @@
+/* tests/test_pinned.c - buffers are handed out to one at a time, kept, and freed once.
+ *
+ * Responsible for: random gets and puts, which buffer serves again, the limits.
+ * Not responsible for: pinning (gpu_engine.c).
+ */
+#include "engine/device/pinned.h"
+
+#include "tests/testing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct source {
+    uint32_t taken, given;
+    int empty;
+};
+
+static void *take(void *context, uint64_t bytes) {
+    struct source *source = context;
+
+    if (source->empty)
+        return NULL;
+    source->taken++;
+    return malloc((size_t)bytes);
+}
+
+static void give(void *context, void *at) {
+    struct source *source = context;
+
+    source->given++;
+    free(at);
+}
+
+/* BREAK_PINNED_TAKEN: a buffer is handed out twice. */
+static void nobody_shares_a_buffer(void **state) {
+    uint8_t *held[PINNED_MAX];
+    uint64_t sizes[PINNED_MAX];
+    struct source source = {0};
+    struct testing_random random;
+    struct pinned pinned;
+    uint32_t count = 0;
+
+    (void)state;
+    testing_random_init(&random, testing_seed("pinned", 12));
+    pinned_init(&pinned, take, give, &source);
+    for (uint32_t round = 0; round < 5000; round++) {
+        if (count && (count == PINNED_MAX || testing_random_below(&random, 2))) {
+            uint32_t which = (uint32_t)testing_random_below(&random, count);
+            for (uint64_t i = 0; i < sizes[which]; i++)
+                assert_int_equal(held[which][i], (uint8_t)(uintptr_t)held[which]);
+            pinned_put(&pinned, held[which]);
+            held[which] = held[--count];
+            sizes[which] = sizes[count];
+            continue;
+        }
+        sizes[count] = 1 + testing_random_below(&random, 3000);
+        held[count] = pinned_get(&pinned, sizes[count]);
+        assert_non_null(held[count]);
+        for (uint32_t i = 0; i < count; i++)
+            assert_ptr_not_equal(held[i], held[count]);
+        memset(held[count], (int)(uint8_t)(uintptr_t)held[count], (size_t)sizes[count]);
+        count++;
+    }
+    pinned_release(&pinned);
+    assert_int_equal(source.taken, source.given);
+    assert_true(source.taken < 2500);
+}
+
+static void what_is_given_back_serves_again(void **state) {
+    enum { LARGE = 64 << 20 };
+    struct source source = {0};
+    struct pinned pinned;
+
+    (void)state;
+    pinned_init(&pinned, take, give, &source);
+    uint8_t *large = pinned_get(&pinned, LARGE);
+    pinned_put(&pinned, large);
+    assert_ptr_equal(pinned_get(&pinned, LARGE / 2), large);
+    pinned_put(&pinned, large);
+    /* Far too large for a page: that gets one of its own. */
+    uint8_t *small = pinned_get(&pinned, 4096);
+    assert_ptr_not_equal(small, large);
+    assert_int_equal(source.taken, 2);
+    pinned_put(&pinned, NULL);
+    for (uint32_t i = 1; i < PINNED_MAX; i++)
+        assert_non_null(pinned_get(&pinned, LARGE / 4096));
+    assert_null(pinned_get(&pinned, 1));
+    pinned_put(&pinned, small);
+    source.empty = 1;
+    assert_null(pinned_get(&pinned, 8192));
+    source.empty = 0;
+    assert_non_null(pinned_get(&pinned, 8192));
+    pinned_release(&pinned);
+    assert_int_equal(source.taken, source.given);
+}
+
+/* BREAK_PINNED_END: only the first byte is looked at. */
+static void a_range_is_in_one_buffer_or_in_none(void **state) {
+    struct source source = {0};
+    struct pinned pinned;
+
+    (void)state;
+    pinned_init(&pinned, take, give, &source);
+    assert_int_equal(pinned_has(&pinned, NULL, 0), 0);
+    uint8_t *at = pinned_get(&pinned, 1000);
+    assert_int_equal(pinned_has(&pinned, at, 1000), 1);
+    assert_int_equal(pinned_has(&pinned, at + 400, 600), 1);
+    assert_int_equal(pinned_has(&pinned, at + 400, 601), 0);
+    assert_int_equal(pinned_has(&pinned, at, UINT64_MAX), 0);
+    assert_int_equal(pinned_has(&pinned, at - 1, 1), 0);
+    pinned_put(&pinned, at);
+    assert_int_equal(pinned_has(&pinned, at, 1000), 1);
+    pinned_release(&pinned);
+}
+
+TESTING_MAIN(cmocka_unit_test(nobody_shares_a_buffer),
+             cmocka_unit_test(what_is_given_back_serves_again),
+             cmocka_unit_test(a_range_is_in_one_buffer_or_in_none))
