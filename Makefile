@@ -114,8 +114,9 @@ help:
 	@echo 'make sim          random lives with faults on a virtual clock (SECONDS=60 SEED=)'
 	@echo 'make fuzz         libFuzzer over everything read from disk (SECONDS=60; needs clang)'
 	@echo 'make bench        speed and quality figures'
-	@echo 'make gpu-test     kernels against their twins, with CUDA toolkit, gcc and a GPU'
-	@echo 'make gpu-bench    their speed and that of a decode step, to tests/results/'
+	@echo 'make gpu-test     kernels against their twins, sanitizers, the engine (GPU_DEBS=, MODEL=)'
+	@echo 'make gpu-bench    speed of kernels and of a decode step beside the goals; both need only'
+	@echo '                  CUDA toolkit, gcc and a GPU and write to tests/results/'
 	@echo 'make setup        packages and the default model'
 	@echo 'make install      programs, man pages, unit, library (DESTDIR=, PREFIX=/usr/local)'
 	@echo 'make uninstall    removes exactly what was installed there'
@@ -157,6 +158,15 @@ $B/gen/http_page_html.h: tools/http_page.html
 	sed 's/\\/\\\\/g; s/"/\\"/g; s/^/    "/; s/$$/\\n" \\/' $<; echo '    ""'; } >$@.$$$$; \
 	mv -f $@.$$$$ $@
 $B/tools/http_reply.o: $B/gen/http_page_html.h
+
+# The script of bench attention as a C string.
+$B/gen/gpu_peer_py.h: tools/gpu_peer.py
+	@mkdir -p $(@D); { \
+	echo '/* gpu_peer_py.h - written by the Makefile: tools/gpu_peer.py. */'; \
+	echo '#define GPU_PEER_PY \'; \
+	sed 's/\\/\\\\/g; s/"/\\"/g; s/^/    "/; s/$$/\\n" \\/' $<; echo '    ""'; } >$@.$$$$; \
+	mv -f $@.$$$$ $@
+$B/tools/torch_peer.o: $B/gen/gpu_peer_py.h
 
 # Asked once for a build folder, so that a machine without the packages gets one sentence.
 HEADERS := liburing lmdb zstd xxhash sodium cjson/cJSON microhttpd histedit
@@ -324,9 +334,10 @@ sim: setup
 	@$(MAKE_ALL) $B/tests/sim
 	@$B/tests/sim $(SECONDS) $(SEED)
 
-# Neither needs packages: the script builds kernels and their tests alone.
+# Neither needs packages: the script builds the kernels alone, and skips the engine without them.
 gpu-test:
-	@tools/gpu.sh build/gpu parity
+	@tools/gpu.sh build/gpu test
+	@cp build/gpu/gpu_test.json tests/results/gpu_test.json
 
 gpu-bench:
 	@tools/gpu.sh build/gpu bench

@@ -5,6 +5,7 @@
  * products against double precision within their bound, and the bits of a row beside any others,
  * single rows and rows of chunks alike.
  * Not responsible for: attention and seal (gpu_parity.cu). Ends with `N passed, N failed`.
+ * `gpu_dense quick` does a few cases of each.
  */
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/gpu_scene.cuh"
@@ -500,10 +501,28 @@ static void test_top(uint32_t count, uint32_t k) {
     GPU_TRY(cudaFree(scratch));
 }
 
-int main(void) {
+/* A few cases of everything, for tools that make kernels a thousand times slower. */
+static void test_quickly(void) {
+    test_norm(576, 3);
+    test_rope(64, OPS_PAIR_HALVES);
+    test_rope(128, OPS_PAIR_ADJACENT);
+    test_values(5000);
+    test_embed(OPS_Q4_1);
+    test_weight_rows(OPS_Q8_0);
+    test_top(3000, 40);
+    test_around(64, 64);
+    test_matmul(64, 130, 16, 64);
+}
+
+int main(int argc, char **argv) {
     static const enum ops_type types[] = {OPS_F32, OPS_F16, OPS_BF16, OPS_Q8_0, OPS_Q4_0, OPS_Q4_1};
     static const uint32_t widths[] = {1, 31, 64, 576, 4096, 12288, 14336};
 
+    if (argc > 1 && strcmp(argv[1], "quick") == 0) {
+        test_quickly();
+        printf("%d passed, %d failed\n", passed, failed);
+        return failed != 0;
+    }
     for (uint32_t width : widths)
         test_norm(width, 7);
     for (uint32_t dim = 64; dim <= 128; dim *= 2) {

@@ -396,7 +396,8 @@ static double tell_steps(const struct engine *engine, uint32_t count, uint32_t s
 }
 
 /* `count` sessions of different lengths prefilled, then all decode beside each other; the digest of
- * every decoded row of the first. */
+ * every decoded row of the first, and of its tokens when nobody looks: then they are chosen from
+ * the best few that the device sends, or from whole rows in an engine that records nothing. */
 static struct kv_digest decode_beside(struct engine *engine, uint32_t count, uint32_t tokens,
                                       double *rate_out) {
     struct session *sessions[SESSIONS];
@@ -413,10 +414,15 @@ static struct kv_digest decode_beside(struct engine *engine, uint32_t count, uin
     }
     begin_trace(&trace, engine);
     session_observe(sessions[0], take_trace, &trace);
-    /* Twice: sessions end at different steps, and the first time some forms are recorded. */
-    for (uint32_t round = 0; round < 2; round++) {
-        for (uint32_t i = 0; round && i < count; i++)
-            feed(sessions[i], text_ids + 4000 + 16 * i, 16);
+    /* Sessions end at different steps, and the first times some forms are recorded. */
+    for (uint32_t round = 0; round < 4; round++) {
+        if (round == 2)
+            session_observe(sessions[0], NULL, NULL);
+        for (uint32_t i = 0; i < count; i++) {
+            session_whole_rows(sessions[i], !engine->settings.graphs);
+            if (round)
+                feed(sessions[i], text_ids + 4000 + 16 * i, 16);
+        }
         for (uint32_t i = 0; i < count; i++)
             need(session_generate(sessions[i], tokens, &diag), &diag, "session_generate");
         device_profile_reset(engine->device);
@@ -424,6 +430,7 @@ static struct kv_digest decode_beside(struct engine *engine, uint32_t count, uin
         steps = run(engine);
         took = seconds() - begun;
     }
+    kv_digest_update(&trace.state, sessions[0]->ids, sessions[0]->n * sizeof(uint32_t));
     if (rate_out)
         *rate_out = tell_steps(engine, count, steps, took);
     for (uint32_t i = 0; i < count; i++)

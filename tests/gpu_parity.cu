@@ -385,6 +385,22 @@ static void test_tiers(uint32_t dim, uint32_t group) {
     test_decode(odd, group, {3000, 600}, wide, "mixed with V8");
 }
 
+/* From one token to 131,072, in batches that end at every place of a page, run and node. */
+static void test_lengths(uint32_t dim, uint32_t group) {
+    tier_list narrow = {LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K6V4, LAYOUT_K8V3, LAYOUT_K6V3};
+    struct layout_geometry geometry = {1, 1, dim};
+
+    test_decode(geometry, group, {131072, 1, 64, 131071, 66000}, narrow, "long");
+    test_decode(geometry, group, {131000}, {LAYOUT_K6V2, LAYOUT_K8V4}, "one, long");
+    for (uint32_t first = 1; first < 6; first++) {
+        std::vector<uint32_t> lengths;
+        for (uint32_t length = first; length < 1700; length += 31 + first)
+            lengths.push_back(length);
+        test_decode(geometry, group, lengths, narrow, "every length");
+    }
+    test_prefill(geometry, group, {{131066, 6}, {3, 61}, {40000, 2}}, narrow, "long");
+}
+
 /* A few cases of everything, for tools that make kernels a thousand times slower. */
 static void test_quickly(void) {
     tier_list tiers = {LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K6V3};
@@ -419,6 +435,7 @@ int main(int argc, char **argv) {
     for (uint32_t dim = 64; dim <= 128; dim *= 2) {
         test_tiers(dim, 4);
         static const uint32_t groups[] = {1, 3, 8, 16};
+        test_lengths(dim, dim == 64 ? 3 : 4);
         for (uint32_t group : groups) {
             test_decode({2, 2, dim}, group, {2000, 700, 5500}, {LAYOUT_K8V4, LAYOUT_K6V3}, "tiers");
             test_decode({2, 2, dim}, group, {1500}, {LAYOUT_TIER_BF16}, "BF16");

@@ -1,105 +1,190 @@
 #!/bin/sh
-# tools/gpu.sh - builds the CUDA kernels alone, checks them against their twins, times them.
+# tools/gpu.sh - checks and times coldplane on a GPU: kernels alone, then the whole engine.
 #
-# Responsible for: a build that needs only the CUDA toolkit and gcc, parity, sanitizer, timing;
-# results as JSON and logs in the folder given.
-# Not responsible for: the engine on the device, hosts without a GPU.
+# Responsible for: a build of the kernels that needs only the CUDA toolkit and gcc; parity with the
+# host twins, with the copies of sm_80 too, sanitizers, the engine where its libraries and a model
+# are there, timing; logs and JSON in the folder given; `N passed, N failed`.
+# Not responsible for: hosts without a GPU, where `build` still compiles everything.
 #
-# Usage: tools/gpu.sh OUT [build|parity|sanitize|bench|all], from the root of the tree. Without a
-# GPU `build` still compiles everything for sm_80 and sm_90. COMMIT names the sources in results.
-# bench gathers everything in OUT/gpu_bench.json; make gpu-bench keeps that in tests/results/.
+# Usage: tools/gpu.sh OUT [build|parity|sanitize|engine|test|bench], from the root of the tree.
+# test is parity, sanitize and engine, kept in OUT/gpu_test.json; bench is OUT/gpu_bench.json.
+#
+# GPU_DEBS=folder of .deb files: the engine's libraries with headers, unpacked beside the build (the
+# packages of tools/setup.sh: `apt-get download` them where there is a net). MODEL=file.gguf, else
+# the default model where `make setup` puts it. COMMIT names the sources. GPU_BUILT=1: all of it was
+# built elsewhere, into GPU_WORK and build/. What is missing is skipped and said so, in the log and
+# in the JSON.
 set -eu
-out=${1:?usage: tools/gpu.sh OUT [build|parity|sanitize|bench|all]}
-what=${2:-all}
-root=${GPU_ROOT:-.}
+out=${1:?usage: tools/gpu.sh OUT [build|parity|sanitize|engine|test|bench]}
+what=${2:-test}
 work=${GPU_WORK:-/tmp/coldplane-gpu}
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 arch=${GPU_ARCH:-'-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a'}
 commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
+sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+passed=0 failed=0 programs=''
 mkdir -p "$out" "$work"
 
+# --- building, as many files at a time as there are cores
+
 compile_host() {
-    for file in kernels/*.c kernels/host/*.c; do
-        case $file in *_avx2.c) simd='-mavx2 -mfma -mf16c' ;; *) simd= ;; esac
-        # shellcheck disable=SC2086
-        gcc -std=c11 -D_GNU_SOURCE -O2 -ffp-contract=off -fno-math-errno $simd -I. -c \
-            -o "$work/host_$(basename "$file" .c).o" "$file" &
+    mkdir -p "$work/kernels/host"
+    for simd in '' '-mavx2 -mfma -mf16c'; do
+        ls kernels/*.c kernels/host/*.c |
+            if [ -z "$simd" ]; then grep -v _avx2; else grep _avx2; fi |
+            xargs -P "$(nproc)" -I FILE gcc -std=c11 -D_GNU_SOURCE -O2 -ffp-contract=off \
+                -fno-math-errno $simd -I. -c -o "$work/FILE.o" FILE
     done
-    wait
 }
 
-# compile_device SUFFIX FLAGS: kernels and tests; the sm_80 copies can be forced with a flag.
+# compile_device SUFFIX PROGRAMS FLAGS: kernels and the programs; a flag forces the sm_80 copies.
 compile_device() {
-    suffix=$1
-    shift
-    for file in "$root"/kernels/cuda/*.cu "$root"/tests/gpu_*.cu; do
-        # shellcheck disable=SC2086
+    suffix=$1 names=$2
+    shift 2
+    rm -rf "$work/tests" "$work/kernels/cuda"
+    mkdir -p "$work/tests" "$work/kernels/cuda"
+    ls kernels/cuda/*.cu $(printf 'tests/%s.cu ' $names) | xargs -P "$(nproc)" -I FILE \
         "$nvcc" -std=c++17 -O2 -lineinfo --Werror all-warnings -Xcompiler -Wall,-Wextra $arch "$@" \
-            "-I$root" -I. -c -o "$work/$(basename "$file" .cu)$suffix.o" "$file" ||
-            touch "$work/broken" &
-    done
-    wait
-    [ ! -e "$work/broken" ] || { echo 'a kernel does not compile' >&2; exit 1; }
-    for program in "$root"/tests/gpu_*.cu; do
-        name=$(basename "$program" .cu)
-        "$nvcc" -o "$work/$name$suffix" "$work/$name$suffix.o" \
-            $(for file in "$root"/kernels/cuda/*.cu; do
-                  echo "$work/$(basename "$file" .cu)$suffix.o"
-              done) "$work"/host_*.o
+        -I. -c -o "$work/FILE.o" FILE
+    for name in $names; do
+        "$nvcc" -o "$work/$name$suffix" "$work/tests/$name.cu.o" "$work"/kernels/cuda/*.o \
+            "$work"/kernels/host/*.o $(find "$work/kernels" -maxdepth 1 -name '*.o')
     done
 }
 
 build() {
-    rm -f "$work/broken"
+    [ -z "${GPU_BUILT:-}" ] || return 0
     compile_host
-    compile_device ''
+    compile_device '' 'gpu_dense gpu_parity gpu_bench gpu_products'
+}
+
+# --- checking
+
+# run NAME COMMAND: its last `N passed, N failed` counts; a program that ends badly has failed.
+run() {
+    name=$1 status=0
+    shift
+    echo "--- $name"
+    "$@" >"$out/$name.txt" 2>&1 || status=$?
+    line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed$' "$out/$name.txt" | tail -n 1)
+    p=${line%% *} f=${line#*, } f=${f%% *}
+    [ -n "$line" ] || { p=0 f=1; }
+    [ $status -eq 0 ] || [ "$f" -gt 0 ] || f=1
+    grep -av '^ok ' "$out/$name.txt" | tail -n 40
+    [ $status -eq 0 ] || echo "$name ended with $status"
+    note "$name" "\"passed\": $p, \"failed\": $f"
+    passed=$((passed + p)) failed=$((failed + f))
+}
+
+note() {
+    programs="$programs${programs:+,
+}  \"$1\": {$2}"
+}
+
+skip() {
+    echo "--- $1: SKIPPED: $2"
+    note "$1" "\"skipped\": \"$(echo "$2" | tr -d '"\\')\""
 }
 
 parity() {
-    "$work/gpu_dense" | tee "$out/dense.txt"
-    "$work/gpu_parity" | tee "$out/parity.txt"
-    compile_device _cp_async -DCUDA_KVOPS_CP_ASYNC=1
-    echo 'the copies of sm_80:'
-    "$work/gpu_parity_cp_async" | tee "$out/parity_cp_async.txt"
+    run gpu_dense "$work/gpu_dense"
+    run gpu_parity "$work/gpu_parity"
+    [ -n "${GPU_BUILT:-}" ] || compile_device _cp_async gpu_parity -DCUDA_KVOPS_CP_ASYNC=1
+    run gpu_parity_cp_async "$work/gpu_parity_cp_async"
 }
 
 sanitize() {
+    [ -x "$sanitizer" ] || { skip sanitizers 'compute-sanitizer is not installed'; return 0; }
     for tool in memcheck racecheck; do
         for program in gpu_parity gpu_dense; do
-            timeout 300 compute-sanitizer --tool $tool "$work/$program" quick 2>&1 | tail -n 4 |
-                tee "$out/${tool}_$program.txt"
+            run "${tool}_$program" timeout 600 "$sanitizer" --tool $tool --error-exitcode 9 \
+                "$work/$program" quick
         done
     done
 }
 
-bench() {
-    nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu \
-        --format=csv | tee "$out/clocks.csv"
-    "$work/gpu_step" "$out/step.json" >"$out/step.txt" || { cat "$out/step.txt"; exit 1; }
-    cat "$out/step.txt"
-    python3 "$root/tools/gpu_peer.py" "$out/peer.json" || true
-    "$work/gpu_bench" "$commit" "$out/kernels.json" >"$out/kernels.txt" ||
-        { cat "$out/kernels.txt"; exit 1; }
-    cat "$out/kernels.txt"
-    nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu --format=csv >>"$out/clocks.csv"
-    [ -s "$out/peer.json" ] || echo null >"$out/peer.json"
+unpack_debs() {
+    [ -n "${GPU_DEBS:-}" ] || return 0
+    rm -rf "$work/debs"
+    for deb in "$GPU_DEBS"/*.deb; do
+        dpkg-deb -x "$deb" "$work/debs"
+    done
+    usr=$work/debs/usr triple=$(gcc -print-multiarch)
+    export CPATH="$usr/include:$usr/include/$triple"
+    export LIBRARY_PATH="$usr/lib/$triple:$work/debs/lib/$triple:$usr/lib"
+    export LD_LIBRARY_PATH="$LIBRARY_PATH"
+}
+
+engine() {
+    model=${MODEL:-${COLDPLANE_HOME:-$HOME/.coldplane}/models/$(sed -n 's/^model_name=//p' \
+        tools/setup.sh)}
+    unpack_debs
+    [ -n "${GPU_BUILT:-}" ] ||
+        make -s CUDA=1 build/release/gen/packages 2>"$out/packages.txt" || {
+        skip gpu_engine "$(head -n 1 "$out/packages.txt"); GPU_DEBS=folder brings them along"
+        return 0
+    }
+    [ -f "$model" ] || { skip gpu_engine "no model at $model: give MODEL=file.gguf"; return 0; }
+    [ -n "${GPU_BUILT:-}" ] || make -s -j"$(nproc)" CUDA=1 \
+        build/release/tests/gpu_engine build/release/tests/gpu_faults
+    run gpu_engine timeout 600 build/release/tests/gpu_engine "$model" tests/oracle/oracle.json \
+        "$out/engine.json" "$commit"
+    [ "$f" -eq 0 ] || rm -f "$out/engine.json"
+    run gpu_faults timeout 300 build/release/tests/gpu_faults "$model" "$out/faults.json"
+    [ "$f" -eq 0 ] || rm -f "$out/faults.json"
+    [ -x "$sanitizer" ] || return 0
+    run memcheck_gpu_engine timeout 600 "$sanitizer" --tool memcheck --error-exitcode 9 \
+        build/release/tests/gpu_engine "$model" tests/oracle/oracle.json "$out/quick.json" \
+        "$commit" quick
+}
+
+json_or_null() {
+    if [ -s "$1" ]; then cat "$1"; else echo null; fi
+}
+
+driver() {
+    nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
+}
+
+tell_test() {
     {
-        printf '{"command": "make gpu-bench", "commit": "%s", "date": "%s",\n' "$commit" \
-            "$(date -u +%F)"
-        printf '"cuda": "%s",\n"clocks": "%s",\n' \
-            "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" \
-            "$(tr '\n' ';' <"$out/clocks.csv" | tr -d '"')"
-        printf '"step": %s,\n"torch": %s,\n"kernels": %s}\n' "$(cat "$out/step.json")" \
-            "$(cat "$out/peer.json")" "$(cat "$out/kernels.json")"
+        printf '{"command": "make gpu-test", "commit": "%s", "date": "%s",\n' "$commit" \
+            "$(date -u +%FT%TZ)"
+        printf '"gpu": "%s", "driver": "%s", "cuda": "%s",\n' \
+            "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$(driver)" \
+            "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+        printf '"programs": {\n%s\n},\n"engine": %s,\n"faults": %s}\n' "$programs" \
+            "$(json_or_null "$out/engine.json")" "$(json_or_null "$out/faults.json")"
+    } >"$out/gpu_test.json"
+}
+
+bench() {
+    : >"$out/peers.txt"
+    if command -v python3 >/dev/null; then
+        python3 tools/gpu_peer.py >"$out/peers.txt" 2>/dev/null ||
+            echo 'tools/gpu_peer.py failed' >>"$out/peers.txt"
+    fi
+    "$work/gpu_bench" "$out/cases.json" "$commit" "$(driver)" "$out/peers.txt" \
+        >"$out/gpu_bench.txt" || { cat "$out/gpu_bench.txt"; exit 1; }
+    cat "$out/gpu_bench.txt"
+    "$work/gpu_products" "$out/products.json" >"$out/gpu_products.txt"
+    cat "$out/gpu_products.txt"
+    {
+        sed '$ s/}$/,/' "$out/cases.json"
+        printf '"products": %s}\n' "$(cat "$out/products.json")"
     } >"$out/gpu_bench.json"
 }
 
 build
 case $what in
-build) ;;
+build) exit 0 ;;
+bench) bench; exit 0 ;;
 parity) parity ;;
 sanitize) sanitize ;;
-bench) bench ;;
-all) parity && sanitize && bench ;;
+engine) engine ;;
+test) parity; sanitize; engine ;;
 *) echo "unknown: $what" >&2; exit 2 ;;
 esac
+tell_test
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -4,116 +4,22 @@
  * run: attention goes through struct kvops_attend of the host twin as well.
  * Not responsible for: the kernels timed here.
  */
-#include "kernels/cuda/bench_step.cuh"
+#include "kernels/cuda/bench_goals.cuh"
+#include "kernels/cuda/bench_smaller.cuh"
 
 #define ATTENTION_ERROR_MAX 5e-4
 #define RESERVE_BYTES (6ull << 30) /* activations, plans, the target of the copy come from it */
 
-/* --- attention of sequence 0 against the host twin: only slots that hold the layer are fetched */
+static struct cuda_bench_result result_of(const bench &bench, const bench_case &what) {
+    struct cuda_bench_result result = {};
 
-static void fetch_slots(bench &bench, std::vector<uint32_t *> &wanted, uint8_t *to) {
-    for (uint32_t i = 0; i < wanted.size() && !bench.error; i++) {
-        bench_ok(bench, cudaMemcpy(to + i * bench_slot_bytes,
-                                   bench.pool.slots + *wanted[i] * bench_slot_bytes,
-                                   bench_slot_bytes, cudaMemcpyDeviceToHost));
-        *wanted[i] = i;
-    }
-}
-
-static void want_block(struct kvops_block &block, uint32_t layer, std::vector<uint32_t *> &wanted) {
-    static const struct layout_geometry geometry = {BENCH_LAYERS, BENCH_KV_HEADS, BENCH_DIM};
-    uint32_t streams = layout_tier_streams((enum layout_tier)block.tier);
-
-    if (block.tier == LAYOUT_TIER_BF16) {
-        for (uint32_t p = 0; p < LAYOUT_BLOCK_PAGES; p++)
-            wanted.push_back(&block.slot[p * LAYOUT_PAGE_SLOTS + layer / 4]);
-        return;
-    }
-    for (uint32_t s = LAYOUT_KH; s <= LAYOUT_VX; s++)
-        if (streams >> s & 1)
-            wanted.push_back(
-                &block.slot[layout_stream_table((enum layout_stream)s) +
-                            layout_tile(&geometry, (enum layout_stream)s, {layer, 0, 0}).slot]);
-}
-
-/* Memory of the host aligned as the twins want it. */
-struct aligned {
-    std::vector<uint64_t> words;
-    uint8_t *at;
-
-    explicit aligned(size_t bytes) : words(bytes / 8 + 16, ~0ull) {
-        at = (uint8_t *)(((uintptr_t)words.data() + 63) / 64 * 64);
-    }
-};
-
-/* `chunk` is the K and V of the row itself, [2][kv head][dim], or empty. */
-static double twin_error(bench &bench, bench_scene &scene, uint32_t layer, const float *q,
-                         const float *out, const std::vector<uint16_t> &chunk) {
-    const struct kvops_table *host = ops_cpu_has_avx2() ? kvops_host_avx2() : kvops_host_c();
-    std::vector<struct kvops_block> blocks = scene.blocks[0];
-    struct kvops_page window[LAYOUT_WINDOW_PAGES_MAX];
-    struct kvops_attend args = scene.args;
-    struct kvops_seq seq = scene.host[0];
-    std::vector<uint32_t *> wanted;
-    double errors = 0, norms = 0;
-
-    memcpy(window, bench.pages[0] + 1, sizeof window);
-    for (struct kvops_block &block : blocks)
-        want_block(block, layer, wanted);
-    for (struct kvops_page &page : window)
-        wanted.push_back(&page.slot[layer / 4]);
-    wanted.push_back(&seq.sinks.slot[layer / 4]);
-    aligned slots(wanted.size() * bench_slot_bytes);
-    aligned meta(bench.block_count * layout_meta_frame_bytes(&bench.pool.geometry));
-    aligned query(STEP_HIDDEN * 4), answer(STEP_HIDDEN * 4), own(2 * STEP_KV * 2);
-    fetch_slots(bench, wanted, slots.at);
-    if (bench_ok(bench,
-                 cudaMemcpy(meta.at, bench.pool.meta,
-                            bench.block_count * layout_meta_frame_bytes(&bench.pool.geometry),
-                            cudaMemcpyDeviceToHost)))
-        memcpy(query.at, q, STEP_HIDDEN * 4);
-    args.pool.slots = slots.at;
-    args.pool.meta = meta.at;
-    seq.blocks = blocks.data();
-    seq.window = window;
-    seq.chunk_k = seq.chunk_v = NULL;
-    if (!chunk.empty()) {
-        memcpy(own.at, chunk.data(), chunk.size() * 2);
-        seq.chunk_k = (const uint16_t *)own.at;
-        seq.chunk_v = seq.chunk_k + STEP_KV;
-        seq.chunk_head_stride = BENCH_DIM;
-    }
-    args.layer = layer;
-    args.seqs = &seq;
-    args.seq_count = 1;
-    args.q = (const float *)query.at;
-    args.out = (float *)answer.at;
-    aligned partials(kvops_partial_bytes(&args));
-    args.partials = (float *)partials.at;
-    aligned scratch(kvops_decode_scratch_bytes(&args) + kvops_combine_scratch_bytes(&args));
-    if (bench.error)
-        return 1;
-    host->decode(&args, 0, kvops_decode_items(&args), scratch.at);
-    host->combine(&args, 0, kvops_combine_items(&args), scratch.at);
-    for (uint32_t i = 0; i < STEP_HIDDEN; i++) {
-        errors += pow((double)args.out[i] - out[i], 2);
-        norms += pow((double)args.out[i], 2);
-    }
-    return norms > 0 ? sqrt(errors / norms) : 1;
-}
-
-static void report(bench &bench, struct cuda_bench_result result, const bench_case &what,
-                   bench_time time) {
     result.tier = what.name;
     result.batch = what.batch;
-    result.tokens = bench.options.tokens;
-    result.median_ms = time.median_ms;
-    result.p99_ms = time.p99_ms;
-    result.of_copy = result.all_bytes / (time.median_ms * 1e-3) / bench.device.copy_rate;
-    result.of_read = result.all_bytes / (time.median_ms * 1e-3) / bench.device.read_rate;
-    result.repeats = bench.options.repeats;
-    if (!bench.error)
-        bench.options.result(bench.options.context, &result);
+    result.tokens = what.tokens;
+    result.ragged = what.tokens == 0;
+    if (result.ragged)
+        result.tokens = bench.options.tokens;
+    return result;
 }
 
 /* --- attention alone: 32 layers one behind the other */
@@ -121,7 +27,7 @@ static void report(bench &bench, struct cuda_bench_result result, const bench_ca
 static void run_attention(bench &bench, const bench_case &what) {
     size_t mark = bench.owned.size(), row = (size_t)what.batch * STEP_HIDDEN;
     uint32_t layer = what.tier % 2 ? BENCH_LAYERS - 1 : 9;
-    struct cuda_bench_result result = {};
+    struct cuda_bench_result result = result_of(bench, what);
     bench_scene scene;
 
     bench_make_scene(bench, scene, what, false);
@@ -143,14 +49,89 @@ static void run_attention(bench &bench, const bench_case &what) {
     std::vector<float> host_q(STEP_HIDDEN), host_out(STEP_HIDDEN);
     bench_fetch(bench, host_q, q + layer * row);
     bench_fetch(bench, host_out, out + layer * row);
-    result.error = twin_error(bench, scene, layer, host_q.data(), host_out.data(), {});
+    result.error = bench_twin_error(bench, scene, layer, host_q.data(), host_out.data(), {});
     if (!(result.error < ATTENTION_ERROR_MAX))
         bench_fail(bench, "wrong answer: attention differs from the host twin");
     result.kind = CUDA_BENCH_ATTENTION;
     result.kv_bytes = result.all_bytes = scene.layer_bytes * BENCH_LAYERS;
-    report(bench, result, what, time);
+    bench_report(bench, result, time);
     if (exec)
         (void)cudaGraphExecDestroy(exec);
+    bench_drop(bench, mark);
+}
+
+/* --- bits: every sequence of a batch alone, call by call, with other units */
+
+/* Attention of all layers into `out`: as one graph or call by call. */
+static void attend_all(bench &bench, bench_scene &scene, const float *q, float *out, bool graph) {
+    size_t row = (size_t)scene.host.size() * STEP_HIDDEN;
+    struct kvops_seq *seqs = bench_upload(bench, scene.mirror);
+    auto record = [&] {
+        for (uint32_t l = 0; l < BENCH_LAYERS; l++) {
+            struct kvops_attend args = scene.args;
+            args.layer = l;
+            args.seqs = seqs;
+            args.q = q + l * row;
+            args.out = out + l * row;
+            bench_attend(bench, scene, args, graph && l > 0 ? (int)bench.ops.overlap : 0);
+        }
+    };
+    cudaGraphExec_t exec = graph ? bench_capture(bench, record) : NULL;
+
+    if (exec) {
+        bench_launch(bench, exec);
+        bench_ok(bench, cudaStreamSynchronize(bench.stream));
+        (void)cudaGraphExecDestroy(exec);
+    } else {
+        record();
+        bench_ok(bench, cudaStreamSynchronize(bench.stream));
+    }
+}
+
+static size_t differences(const std::vector<float> &batch, const std::vector<float> &alone,
+                          uint32_t count, uint32_t s) {
+    size_t different = 0;
+
+    for (uint32_t l = 0; l < BENCH_LAYERS; l++)
+        for (size_t i = 0; i < STEP_HIDDEN; i++)
+            different +=
+                memcmp(&alone[l * STEP_HIDDEN + i],
+                       &batch[((size_t)l * count + s) * STEP_HIDDEN + i], sizeof(float)) != 0;
+    return different;
+}
+
+static void run_bits(bench &bench, const bench_case &what) {
+    size_t mark = bench.owned.size(), row = (size_t)what.batch * STEP_HIDDEN;
+    std::vector<float> batch(BENCH_LAYERS * row), alone(BENCH_LAYERS * STEP_HIDDEN);
+    struct cuda_bench_result result = result_of(bench, what);
+    bench_scene scene;
+
+    bench_make_scene(bench, scene, what, false);
+    float *q = bench_take<float>(bench, BENCH_LAYERS * row);
+    float *own = bench_take<float>(bench, BENCH_LAYERS * STEP_HIDDEN);
+    float *out = bench_take<float>(bench, BENCH_LAYERS * row);
+    bench_fill(bench, q, BENCH_LAYERS * row * 4, BENCH_FLOATS, 7);
+    attend_all(bench, scene, q, out, true);
+    bench_fetch(bench, batch, out);
+    for (uint32_t s = 0; s < what.batch && !bench.error; s++) {
+        bench_case one = {what.name, what.tier, 1, bench_tokens(bench, what, s), s, s % 4};
+        size_t inner = bench.owned.size();
+        bench_scene single;
+        bench_make_scene(bench, single, one, false);
+        for (uint32_t l = 0; l < BENCH_LAYERS; l++)
+            bench_ok(bench,
+                     cudaMemcpyAsync(own + l * STEP_HIDDEN, q + l * row + s * STEP_HIDDEN,
+                                     STEP_HIDDEN * 4, cudaMemcpyDeviceToDevice, bench.stream));
+        attend_all(bench, single, own, out, false);
+        alone.assign(alone.size(), NAN);
+        bench_fetch(bench, alone, out);
+        result.different += differences(batch, alone, what.batch, s);
+        bench_drop(bench, inner);
+    }
+    if (result.different)
+        bench_fail(bench, "wrong answer: a sequence's attention depends on its batch");
+    result.kind = CUDA_BENCH_BITS;
+    bench_report(bench, result, {0, 0});
     bench_drop(bench, mark);
 }
 
@@ -171,7 +152,7 @@ static void check_step(bench &bench, const step &step, bench_scene &scene,
         auto row = all.begin() + i * step.rows * BENCH_DIM;
         own.insert(own.end(), row, row + BENCH_DIM);
     }
-    *error_out = twin_error(bench, scene, LAYER, q.data(), out.data(), own);
+    *error_out = bench_twin_error(bench, scene, LAYER, q.data(), out.data(), own);
     if (!(*error_out < ATTENTION_ERROR_MAX))
         bench_fail(bench, "wrong answer: attention inside the step differs from the host twin");
     step_check_end(bench, step, scene, LAYER);
@@ -182,54 +163,68 @@ static void check_step(bench &bench, const step &step, bench_scene &scene,
         bench_fail(bench, "wrong answer: a sequence's logits depend on its batch");
 }
 
-static void seal_once(bench &bench, int32_t *bad) {
-    struct kvops_seal args = {};
-
-    args.pool = bench.pool;
-    args.block = bench.planes[bench.batch_max - 1][0]; /* only sequence 0 is compared */
-    memcpy(args.pages, bench.pages[0] + 1, sizeof args.pages);
-    args.bad_token = bad;
-    bench_ok(bench, cuda_kvops_seal(&args, bench.stream));
-}
-
-/* The same step with attention left out: the difference is what attention costs inside it. */
-static void run_step(bench &bench, step &step, const bench_case &what, bool seal,
-                     std::vector<float> &first_logits) {
-    size_t mark = bench.owned.size();
-    struct cuda_bench_result result = {};
-    bench_scene scene;
-    bench_time with, without, sealing;
-
-    bench_make_scene(bench, scene, what, true);
-    step_make_activations(bench, step, scene, what.batch);
+/* The same step with attention left out, in turns: the difference is what attention costs inside
+ * it. And, of batches that are not ragged, the step in which every sequence seals a block, other
+ * sequences than the one compared. */
+static bench_times time_step(bench &bench, step &step, const bench_case &what, bench_scene &scene) {
     int32_t *bad = bench_take<int32_t>(bench, BENCH_LAYERS * BENCH_KV_HEADS);
     cudaGraphExec_t all = bench_capture(bench, [&] { step_record(bench, step, scene, true); });
     cudaGraphExec_t rest = bench_capture(bench, [&] { step_record(bench, step, scene, false); });
-    without = bench_measure(bench, [&] { bench_launch(bench, rest); });
-    with = bench_measure(bench, [&] { bench_launch(bench, all); });
-    check_step(bench, step, scene, first_logits, &result.error);
-    result.kv_bytes = scene.layer_bytes * BENCH_LAYERS;
-    result.kind = CUDA_BENCH_STEP;
-    result.all_bytes = result.kv_bytes + step.weight_bytes;
-    report(bench, result, what, with);
-    with.median_ms -= without.median_ms;
-    with.p99_ms -= without.median_ms;
-    result.kind = CUDA_BENCH_IN_STEP;
-    result.all_bytes = result.kv_bytes;
-    report(bench, result, what, with);
-    if (seal) {
-        sealing = bench_measure(bench, [&] {
+    std::vector<std::function<void()>> runs = {[&] { bench_launch(bench, rest); },
+                                               [&] { bench_launch(bench, all); }};
+
+    if (bench.batch_max > 1 && what.tokens != 0)
+        runs.push_back([&] {
             bench_launch(bench, all);
-            seal_once(bench, bad);
+            for (uint32_t i = 0; i < what.batch; i++) {
+                struct kvops_seal args = smaller_seal_of(bench, i, bad);
+                bench_ok(bench, cuda_kvops_seal(&args, bench.stream));
+            }
         });
-        result.kind = CUDA_BENCH_SEAL;
-        result.all_bytes = result.kv_bytes + step.weight_bytes;
-        report(bench, result, what, sealing);
-    }
+    bench_times ms = bench_turns(bench, runs);
     if (all)
         (void)cudaGraphExecDestroy(all);
     if (rest)
         (void)cudaGraphExecDestroy(rest);
+    return ms;
+}
+
+static void report_step(bench &bench, const step &step, struct cuda_bench_result result,
+                        const bench_times &ms) {
+    std::vector<float> attention(ms[0].size());
+
+    for (size_t i = 0; i < attention.size(); i++)
+        attention[i] = ms[1][i] - ms[0][i];
+    result.kind = CUDA_BENCH_IN_STEP;
+    result.all_bytes = result.kv_bytes;
+    bench_report(bench, result, bench_time_of(attention));
+    result.kind = CUDA_BENCH_STEP;
+    result.all_bytes = result.kv_bytes + step.weight_bytes;
+    bench_report(bench, result, bench_time_of(ms[1]));
+    result.kind = CUDA_BENCH_STEP_SEAL;
+    if (ms.size() > 2)
+        bench_report(bench, result, bench_time_of(ms[2]));
+}
+
+/* Kernel by kernel first, then recorded and timed, then checked: the logits must be the same. */
+static void run_step(bench &bench, step &step, const bench_case &what,
+                     std::vector<float> &first_logits) {
+    size_t mark = bench.owned.size();
+    struct cuda_bench_result result = result_of(bench, what);
+    std::vector<float> called(STEP_VOCAB);
+    bench_scene scene;
+
+    bench_make_scene(bench, scene, what, true);
+    step_make_activations(bench, step, scene, what.batch);
+    step_record(bench, step, scene, true);
+    bench_ok(bench, cudaStreamSynchronize(bench.stream));
+    bench_fetch(bench, called, step.logits);
+    bench_times ms = time_step(bench, step, what, scene);
+    check_step(bench, step, scene, first_logits, &result.error);
+    if (!bench.error && memcmp(called.data(), first_logits.data(), STEP_VOCAB * sizeof(float)) != 0)
+        bench_fail(bench, "wrong answer: a recorded step has other logits");
+    result.kv_bytes = scene.layer_bytes * BENCH_LAYERS;
+    report_step(bench, step, result, ms);
     bench_drop(bench, mark);
 }
 
@@ -263,31 +258,66 @@ static void open_device(bench &bench) {
         bench_fail(bench, "too little device memory: ask for fewer tokens");
 }
 
+static void run_alone(bench &bench, uint32_t nine) {
+    uint32_t tokens = bench.options.tokens;
+    const bench_case alone[] = {
+        {"BF16", LAYOUT_TIER_BF16, 1, tokens, 0, 0},   {"K8V4", LAYOUT_K8V4, 1, tokens, 0, 0},
+        {"K6V4", LAYOUT_K6V4, 1, tokens, 0, 0},        {"K6V2", LAYOUT_K6V2, 1, tokens, 0, 0},
+        {"by age", BENCH_BY_AGE, 1, tokens, 0, 0},     {"mixed", BENCH_QUARTERS, 1, tokens, 0, 0},
+        {"K8V4", LAYOUT_K8V4, nine, tokens, 0, 0},     {"K6V4", LAYOUT_K6V4, nine, tokens, 0, 0},
+        {"K6V2", LAYOUT_K6V2, nine, tokens, 0, 0},     {"by age", BENCH_BY_AGE, nine, tokens, 0, 0},
+        {"mixed", BENCH_QUARTERS, nine, tokens, 0, 0}, {"mixed", BENCH_QUARTERS, nine, 0, 0, 0}};
+    const bench_case bits[] = {{"K8V4", LAYOUT_K8V4, nine, tokens, 0, 0},
+                               {"K8V4", LAYOUT_K8V4, 2, tokens, 0, 0},
+                               {"mixed", BENCH_QUARTERS, nine, 0, 0, 0}};
+
+    for (const bench_case &what : alone)
+        if (what.batch == 1 || nine > 1)
+            run_attention(bench, what);
+    for (const bench_case &what : bits)
+        if (nine > 1)
+            run_bits(bench, what);
+    if (tokens < SMALLER_CONTEXT)
+        return;
+    run_attention(bench, {"K8V4", LAYOUT_K8V4, 1, BENCH_SHORT_TOKENS, 0, 0});
+    smaller_prefill(bench, "K8V4", LAYOUT_K8V4);
+    smaller_prefill(bench, "K6V4", LAYOUT_K6V4);
+    smaller_prefill(bench, "BF16", LAYOUT_TIER_BF16);
+}
+
 static void run_cases(bench &bench) {
-    const bench_case alone[] = {{"BF16", LAYOUT_TIER_BF16, 1},
-                                {"K8V4", LAYOUT_K8V4, 1},
-                                {"K6V4", LAYOUT_K6V4, 1},
-                                {"K6V2", LAYOUT_K6V2, 1},
-                                {"by age", BENCH_BY_AGE, 1}};
-    const bench_case steps[] = {
-        {"K8V4", LAYOUT_K8V4, 1}, {"K6V4", LAYOUT_K6V4, 1}, {"by age", BENCH_BY_AGE, 1}};
-    uint32_t batches[2] = {1, bench.batch_max};
+    uint32_t tokens = bench.options.tokens, nine = bench.batch_max;
+    const bench_case steps[] = {{"K8V4", LAYOUT_K8V4, 0, tokens, 0, 0},
+                                {"K6V4", LAYOUT_K6V4, 0, tokens, 0, 0},
+                                {"by age", BENCH_BY_AGE, 0, tokens, 0, 0}};
     step step = {};
 
-    for (uint32_t b = 0; b < (batches[1] > 1 ? 2 : 1); b++)
-        for (bench_case what : alone) {
-            what.batch = batches[b];
-            if (what.batch == 1 || what.tier != LAYOUT_TIER_BF16)
-                run_attention(bench, what);
-        }
+    run_alone(bench, nine);
     step_make_weights(bench, step);
     for (bench_case what : steps) {
         std::vector<float> first_logits;
-        for (uint32_t b = 0; b < (batches[1] > 1 ? 2 : 1); b++) {
-            what.batch = batches[b];
-            run_step(bench, step, what, what.batch == 1 && batches[1] > 1, first_logits);
+        for (uint32_t batch : {1u, nine}) {
+            what.batch = batch;
+            if (batch == 1 || nine > 1)
+                run_step(bench, step, what, first_logits);
+            if (nine == 1)
+                break;
         }
     }
+    if (nine > 1) {
+        std::vector<float> first_logits;
+        run_step(bench, step, {"mixed", BENCH_QUARTERS, nine, 0, 0, 0}, first_logits);
+    }
+    smaller_seal(bench);
+    smaller_copies(bench);
+    smaller_digests(bench, BENCH_PLANE_SLOTS, CUDA_BENCH_DIGEST_BLOCK);
+    smaller_digests(bench,
+                    (uint32_t)std::min<uint64_t>(SMALLER_DIGEST_SLOTS, bench.slot_count / 8 * 4),
+                    CUDA_BENCH_DIGEST);
+}
+
+extern "C" int cuda_bench_built(void) {
+    return 1;
 }
 
 extern "C" const char *cuda_bench_run(const struct cuda_bench_options *options) {
@@ -304,6 +334,7 @@ extern "C" const char *cuda_bench_run(const struct cuda_bench_options *options) 
     if (!run->error) {
         options->device(options->context, &run->device);
         run_cases(*run);
+        bench_goals(*run);
     }
     if (run->stream)
         (void)cudaStreamSynchronize(run->stream);

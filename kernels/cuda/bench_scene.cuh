@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,10 +28,12 @@ enum {
     BENCH_KV_HEADS = 8,
     BENCH_Q_HEADS = 32,
     BENCH_DIM = 128,
-    BENCH_WARM_UP = 3,
-    BENCH_BY_AGE = 100,
+    BENCH_WARM_UP = 5,
+    BENCH_BY_AGE = 100, /* K6V4 beyond the last BENCH_AGE_TOKENS, K8V4 within */
+    BENCH_QUARTERS,     /* K6V2, K6V3, K6V4, K8V4, a quarter of the blocks each */
     BENCH_AGE_TOKENS = 32768,
-    BENCH_PLANE_SLOTS = 12
+    BENCH_PLANE_SLOTS = 12,
+    BENCH_SHORT_TOKENS = 4096
 };
 
 static const uint64_t bench_slot_bytes = 1 << 20;
@@ -41,6 +44,7 @@ struct bench {
     struct cuda_ops_device ops;
     struct cuda_kvops_device kvops;
     const char *error;
+    std::vector<struct cuda_bench_result> results;
     cudaStream_t stream;
     std::vector<void *> owned;
     uint32_t batch_max;
@@ -210,11 +214,25 @@ static inline void bench_make_pool(bench &bench) {
 
 struct bench_case {
     const char *name;
-    int tier; /* enum layout_tier or BENCH_BY_AGE */
+    int tier; /* enum layout_tier, BENCH_BY_AGE or BENCH_QUARTERS */
     uint32_t batch;
+    uint32_t tokens; /* of each sequence; 0: ragged, see bench_tokens */
+    uint32_t first;  /* of the pool's sequences */
+    uint32_t grain;  /* of the plan, as cuda_kvops_plan_make has it */
 };
 
+/* Ragged sequences have these thirty-seconds of the longest, which comes first. */
+static inline uint32_t bench_tokens(const bench &bench, const bench_case &what, uint32_t s) {
+    static const uint32_t shares[CUDA_BENCH_BATCH_MAX] = {32, 28, 24, 16, 12, 8, 4, 2, 1};
+
+    return what.tokens ? what.tokens : bench.options.tokens / 32 * shares[what.first + s];
+}
+
 static inline enum layout_tier bench_tier(int tier, uint32_t block, uint32_t count) {
+    static const enum layout_tier ladder[] = {LAYOUT_K6V2, LAYOUT_K6V3, LAYOUT_K6V4, LAYOUT_K8V4};
+
+    if (tier == BENCH_QUARTERS)
+        return ladder[(uint64_t)block * 4 / count];
     if (tier == BENCH_BY_AGE)
         return (count - block) * LAYOUT_BLOCK_TOKENS > BENCH_AGE_TOKENS ? LAYOUT_K6V4 : LAYOUT_K8V4;
     return (enum layout_tier)tier;
@@ -232,31 +250,32 @@ struct bench_scene {
 
 static inline void bench_add_seq(bench &bench, bench_scene &scene, const bench_case &what,
                                  uint32_t s) {
-    uint32_t tokens = bench.options.tokens;
+    uint32_t tokens = bench_tokens(bench, what, s), own = what.first + s;
+    uint32_t count = (uint32_t)layout_sealed_blocks(tokens);
     const std::vector<struct kvops_block> &from =
-        what.tier == LAYOUT_TIER_BF16 ? bench.plain : bench.planes[s];
-    std::vector<struct kvops_block> blocks(from.begin(), from.begin() + bench.block_count);
+        what.tier == LAYOUT_TIER_BF16 ? bench.plain : bench.planes[own];
+    std::vector<struct kvops_block> blocks(from.begin(), from.begin() + count);
     struct kvops_seq seq = {};
 
-    for (uint32_t b = 0; b < bench.block_count; b++) {
-        blocks[b].tier = (uint8_t)bench_tier(what.tier, b, bench.block_count);
+    for (uint32_t b = 0; b < count; b++) {
+        blocks[b].tier = (uint8_t)bench_tier(what.tier, b, count);
         uint32_t slots = layout_tier_slots((enum layout_tier)blocks[b].tier);
         scene.layer_bytes += slots * (double)bench_slot_bytes / BENCH_LAYERS;
         scene.layer_bytes += slots < LAYOUT_BLOCK_SLOTS
                                  ? BENCH_KV_HEADS * LAYOUT_BLOCK_PAGES * LAYOUT_META_TILE_BYTES
                                  : 0;
     }
-    seq.block_count = bench.block_count;
+    seq.block_count = count;
     seq.sink_tokens = layout_sink_tokens(tokens);
     seq.window_tokens = layout_window_tokens(tokens);
-    seq.sinks = bench.pages[s][0];
+    seq.sinks = bench.pages[own][0];
     seq.first_row = s;
     seq.row_count = 1;
     scene.layer_bytes += (seq.sink_tokens + seq.window_tokens) * 4.0 * BENCH_DIM * BENCH_KV_HEADS;
     scene.blocks.push_back(blocks);
     scene.host.push_back(seq);
-    std::vector<struct kvops_page> window(bench.pages[s] + 1,
-                                          bench.pages[s] + 1 + LAYOUT_WINDOW_PAGES_MAX);
+    std::vector<struct kvops_page> window(bench.pages[own] + 1,
+                                          bench.pages[own] + 1 + LAYOUT_WINDOW_PAGES_MAX);
     seq.blocks = bench_upload(bench, blocks);
     seq.window = bench_upload(bench, window);
     scene.mirror.push_back(seq);
@@ -273,7 +292,7 @@ static inline void bench_make_scene(bench &bench, bench_scene &scene, const benc
         bench_add_seq(bench, scene, what, s);
     for (uint32_t s = 0; s < what.batch; s++) {
         scene.host[s].blocks = scene.blocks[s].data();
-        scene.host[s].window = bench.pages[s] + 1;
+        scene.host[s].window = bench.pages[what.first + s] + 1;
         scene.host[s].chunk_k = chunk ? &some_chunk : NULL;
     }
     host.pool = bench.pool;
@@ -285,7 +304,7 @@ static inline void bench_make_scene(bench &bench, bench_scene &scene, const benc
     uint64_t *at = bench_take<uint64_t>(bench, plan.size());
     if (bench.error)
         return;
-    (void)cuda_kvops_plan_make(&host, &bench.kvops, 0, plan.data(), at, &scene.plan);
+    (void)cuda_kvops_plan_make(&host, &bench.kvops, what.grain, plan.data(), at, &scene.plan);
     bench_ok(bench, cudaMemcpy(at, plan.data(), bytes, cudaMemcpyHostToDevice));
     scene.args = host;
     scene.args.partials = bench_take<float>(bench, kvops_partial_bytes(&host) / 4 + 16);
@@ -307,28 +326,83 @@ struct bench_time {
     double p99_ms;
 };
 
-template <class F> static bench_time bench_measure(bench &bench, F &&run) {
-    std::vector<float> ms(bench.options.repeats);
+static inline bench_time bench_time_of(std::vector<float> ms) {
+    std::sort(ms.begin(), ms.end());
+    return {ms[ms.size() / 2], ms[(ms.size() * 99 + 99) / 100 - 1]};
+}
+
+/* Times of each run, in turns, so that a card whose clocks wander treats all alike. */
+typedef std::vector<std::vector<float>> bench_times;
+static inline bench_times bench_turns(bench &bench,
+                                      const std::vector<std::function<void()>> &runs) {
+    bench_times ms(runs.size(), std::vector<float>(bench.options.repeats));
     cudaEvent_t begin = NULL, end = NULL;
 
     if (!bench.error && bench_ok(bench, cudaEventCreate(&begin)))
         bench_ok(bench, cudaEventCreate(&end));
-    for (int i = -BENCH_WARM_UP; i < (int)ms.size() && !bench.error; i++) {
-        float last = 0;
-        bench_ok(bench, cudaEventRecord(begin, bench.stream));
-        run();
-        bench_ok(bench, cudaEventRecord(end, bench.stream));
-        bench_ok(bench, cudaEventSynchronize(end));
-        bench_ok(bench, cudaEventElapsedTime(&last, begin, end));
-        if (i >= 0)
-            ms[i] = last;
-    }
+    for (int i = -BENCH_WARM_UP; i < (int)bench.options.repeats; i++)
+        for (size_t run = 0; run < runs.size() && !bench.error; run++) {
+            float last = 0;
+            bench_ok(bench, cudaEventRecord(begin, bench.stream));
+            runs[run]();
+            bench_ok(bench, cudaEventRecord(end, bench.stream));
+            bench_ok(bench, cudaEventSynchronize(end));
+            bench_ok(bench, cudaEventElapsedTime(&last, begin, end));
+            if (i >= 0)
+                ms[run][i] = last;
+        }
     if (begin)
         (void)cudaEventDestroy(begin);
     if (end)
         (void)cudaEventDestroy(end);
-    std::sort(ms.begin(), ms.end());
-    return {ms[ms.size() / 2], ms[(ms.size() * 99 + 99) / 100 - 1]};
+    return ms;
+}
+
+template <class F> static bench_time bench_measure(bench &bench, F &&run) {
+    return bench_time_of(bench_turns(bench, {run})[0]);
+}
+
+/* What the multiprocessors' clock is while they work. */
+static __global__ void bench_clock_kernel(double *mhz) {
+    uint64_t begun, now;
+    long long clocks = clock64();
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begun < 200000);
+    *mhz = (double)(clock64() - clocks) * 1e3 / (double)(now - begun);
+}
+
+static inline double bench_clock(bench &bench) {
+    size_t mark = bench.owned.size();
+    std::vector<double> mhz(1);
+    double *at = bench_take<double>(bench, 1);
+
+    if (!bench.error) {
+        bench_clock_kernel<<<1, 1, 0, bench.stream>>>(at);
+        bench_ok(bench, cudaStreamSynchronize(bench.stream));
+    }
+    bench_fetch(bench, mhz, at);
+    bench_drop(bench, mark);
+    return mhz[0];
+}
+
+/* Hands a case over and keeps it for the goals; nothing after an error. */
+static inline void bench_report(bench &bench, struct cuda_bench_result result, bench_time time) {
+    result.median_ms = time.median_ms;
+    result.p99_ms = time.p99_ms;
+    if (time.median_ms > 0) {
+        double rate = result.all_bytes / (time.median_ms * 1e-3);
+        result.of_copy = rate / bench.device.copy_rate;
+        result.of_read = rate / bench.device.read_rate;
+        result.repeats = bench.options.repeats;
+    }
+    result.sm_mhz = bench_clock(bench);
+    if (bench.error)
+        return;
+    bench.results.push_back(result);
+    bench.options.result(bench.options.context, &result);
 }
 
 /* What `record` enqueues, as a graph; NULL after an error. */
@@ -389,6 +463,7 @@ static inline void bench_rates(bench &bench) {
                                         bench.stream));
     });
     bench.device.copy_rate = 2 * bytes / (time.median_ms * 1e-3);
+    bench.device.sm_mhz = bench_clock(bench);
 }
 
 #endif

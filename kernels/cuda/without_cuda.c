@@ -5,6 +5,10 @@
  */
 #include "kernels/cuda/cuda_bench.h"
 
+int cuda_bench_built(void) {
+    return 0;
+}
+
 const char *cuda_bench_run(const struct cuda_bench_options *options) {
     (void)options;
     return "this program was built without CUDA";
