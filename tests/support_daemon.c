@@ -79,6 +79,8 @@ int daemon_start(struct cli *cli, struct daemon_run *run, int *code_out, const c
     }
     va_end(list);
     cli_program("coldplaned", program);
+    if (run->program != NULL)
+        snprintf(program, sizeof program, "%s", run->program);
     int listener = listen_for_ready(cli, notify);
     snprintf(run->log, sizeof run->log, "%s/daemon.log", cli->home);
     int log = open(run->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);

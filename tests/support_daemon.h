@@ -15,7 +15,8 @@
 #include <sys/types.h>
 
 struct daemon_run {
-    pid_t pid; /* 0: none */
+    pid_t pid;           /* 0: none */
+    const char *program; /* NULL: the one that was built */
     char log[TESTING_PATH_BYTES + 32];
 };
 

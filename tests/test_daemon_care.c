@@ -180,6 +180,29 @@ static void who_comes_last_is_told(void **state) {
     assert_int_equal(daemon_end(&run, SIGTERM), 0);
 }
 
+/* A program of another version gets a word that it can understand. */
+static void who_speaks_otherwise_is_told(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    uint8_t head[CONTROL_WIRE_HEAD_BYTES] = {0}, answer[CONTROL_WIRE_ANSWER_BYTES];
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    int client = connect_and_say_nothing(cli);
+    kv_put_u32(head, CONTROL_WIRE_MAGIC);
+    kv_put_u32(head + 4, CONTROL_WIRE_VERSION + 1);
+    assert_true(control_wire_put(client, head, sizeof head));
+    assert_true(control_wire_get(client, answer, sizeof answer));
+    assert_int_equal(kv_get_u32(answer), CONTROL_WIRE_MAGIC);
+    assert_int_equal(kv_get_u32(answer + 4), CONTROL_WIRE_OTHER);
+    close(client);
+    /* What is no head at all gets nothing. */
+    client = connect_and_say_nothing(cli);
+    memset(head, 'x', sizeof head);
+    assert_true(control_wire_put(client, head, sizeof head));
+    assert_false(control_wire_get(client, answer, sizeof answer));
+    close(client);
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+}
+
 /* --- questions */
 
 /* Awake it stays awake and goes on without a wake; asleep it sleeps again, and its next turn wakes
@@ -292,6 +315,7 @@ static void rates_are_measured_in_the_daemon(void **state) {
 #define DAEMON(test) cmocka_unit_test_setup_teardown(test, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(DAEMON(ps_tells_who_is_where), DAEMON(ps_repeats_that_the_disk_is_full),
-             DAEMON(who_comes_last_is_told), DAEMON(who_is_asked_stays_as_he_was),
+             DAEMON(who_comes_last_is_told), DAEMON(who_speaks_otherwise_is_told),
+             DAEMON(who_is_asked_stays_as_he_was),
              DAEMON(a_proof_that_fails_leaves_the_session_awake), DAEMON(fsck_knows_who_is_at_work),
              DAEMON(rates_are_measured_in_the_daemon))

@@ -2,9 +2,11 @@
  *
  * Responsible for: tools/install.sh: into a folder and out of it, a program of twenty lines that
  * is compiled against the library with pkg-config alone, the Debian package unpacked and run, an
- * upgrade over a store that an older version has written.
- * Not responsible for: building; what the daemon does when it is restarted (test_daemon.c).
+ * upgrade over a store that an older version has written and over a daemon that runs, a program
+ * that is older than the store.
+ * Not responsible for: building; systemd, of which a stand-in notes what it is asked.
  */
+#include "tests/support_daemon.h"
 #include "tests/support_store.h"
 #include "tests/testing.h"
 
@@ -172,6 +174,95 @@ static void the_package_unpacks_and_runs(void **state) {
     free(package);
 }
 
-TESTING_MAIN(cmocka_unit_test(what_is_installed_goes_again),
+/* --- over a daemon that runs */
+
+/* The package's own script, with a stand-in for systemctl: what that was asked. */
+static const char *maintain(const char *script, const char *arguments) {
+    return run(0,
+               "sed 's,/run/systemd/system,%s/systemd,' %s/deb/DEBIAN/%s >%s/script && "
+               ": >%s/asked && PATH=%s/stand-in:$PATH sh %s/script %s && cat %s/asked",
+               root, root, script, root, root, root, root, arguments, root);
+}
+
+/* Restarted by an upgrade, stopped before a removal, left alone by everything else. */
+static void the_package_restarts_what_runs(void **state) {
+    (void)state;
+    begin();
+    if (system("command -v dpkg-deb >/dev/null") != 0)
+        testing_skip("dpkg-deb is not here");
+    char *package = strdup(run(0, "tools/install.sh deb %s | tail -n 1", build()));
+    package[strcspn(package, "\n")] = 0;
+    run(0, "mkdir -p %s/deb/DEBIAN %s/systemd %s/stand-in", root, root, root);
+    run(0, "dpkg-deb -e %s %s/deb/DEBIAN && rm %s", package, root, package);
+    free(package);
+    run(0, "printf '#!/bin/sh\\necho \"$@\" >>%s/asked\\n' >%s/stand-in/systemctl", root, root);
+    run(0, "chmod 755 %s/stand-in/systemctl", root);
+    assert_string_equal(maintain("postinst", "configure"), "daemon-reload\n");
+    assert_string_equal(maintain("postinst", "configure 0.0.1"),
+                        "daemon-reload\ntry-restart coldplaned.service\n");
+    assert_string_equal(maintain("prerm", "remove"), "stop coldplaned.service\n");
+    /* Until the new files are there the old program goes on. */
+    assert_string_equal(maintain("prerm", "upgrade 9.9"), "");
+}
+
+static void talk(const char *prompt, const char *session, const char *proof) {
+    const char *said = run(0, "%s/usr/bin/coldplane run a -p '%s' --json", root, prompt);
+    if (strstr(said, session) == NULL || (proof != NULL && strstr(said, proof) == NULL))
+        fail_msg("neither %s nor %s: %s", session, proof != NULL ? proof : "", said);
+}
+
+/* The files change under it; it is restarted as a package does it; they go under it. */
+static void an_upgrade_over_a_daemon_that_runs(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run daemon = {0};
+    char installed[TESTING_PATH_BYTES + 32];
+    begin();
+    snprintf(installed, sizeof installed, "%s/usr/bin/coldplaned", root);
+    daemon.program = installed;
+    run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh install %s", root, build());
+    assert_true(daemon_start(cli, &daemon, NULL, NULL, NULL));
+    talk("hello", "\"new\"", NULL);
+    run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh install %s", root, build());
+    run(0, "grep -q '(deleted)' /proc/%d/maps", (int)daemon.pid);
+    talk("the new command asks the old daemon", "\"resident\"", NULL);
+    assert_int_equal(daemon_end(&daemon, SIGTERM), 0);
+    assert_true(daemon_start(cli, &daemon, NULL, NULL, NULL));
+    talk("and on", "\"woken\"", "\"bits-equal\"");
+    run(0, "DESTDIR=%s PREFIX=/usr tools/install.sh uninstall %s", root, build());
+    assert_int_equal(daemon_end(&daemon, SIGTERM), 0);
+    /* The store is no part of the program. */
+    run(0, "%s/coldplane restore a && %s/coldplane fsck --read-data", build(), build());
+}
+
+/* After a downgrade: told what is needed, and not a byte is changed. */
+static void a_newer_store_is_left_alone(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run daemon = {0};
+    char before[TESTING_PATH_BYTES];
+    int code = 0;
+    begin();
+    run(0, "%s/coldplane run a -p hello", build());
+    run(0, "sed -i 's/^version 1$/version 2/' %s/FORMAT", cli->store);
+    snprintf(before, sizeof before, "%s", run(0, "cat %s/seg/* | sha256sum", cli->store));
+    assert_false(daemon_start(cli, &daemon, &code, NULL, NULL));
+    assert_int_equal(code, 3);
+    assert_true(daemon_said(&daemon, "needs version 2 of the format"));
+    assert_true(daemon_said(&daemon, "use a newer coldplane"));
+    static const char *const commands[] = {
+        "ls", "run a -p x",   "fsck", "fsck --repair", "fsck --rebuild-index",
+        "gc", "rm a --purge", "ps"};
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        assert_non_null(
+            strstr(run(3, "%s/coldplane %s", build(), commands[i]), "use a newer coldplane"));
+    assert_string_equal(run(0, "cat %s/seg/* | sha256sum", cli->store), before);
+    run(0, "sed -i 's/^version 2$/version 1/' %s/FORMAT", cli->store);
+    run(0, "%s/coldplane restore a", build());
+}
+
+#define OVER(test) cmocka_unit_test_setup_teardown(test, cli_set_up, cli_tear_down)
+
+TESTING_MAIN(OVER(an_upgrade_over_a_daemon_that_runs), OVER(a_newer_store_is_left_alone),
+             cmocka_unit_test(the_package_restarts_what_runs),
+             cmocka_unit_test(what_is_installed_goes_again),
              cmocka_unit_test(a_foreign_list_is_refused),
              cmocka_unit_test(the_package_unpacks_and_runs))

@@ -1,7 +1,7 @@
 /* tests/test_resident.c - the store kept in order while sessions are at work, as the daemon does.
  *
- * Responsible for: gc and fsck --repair beside resident sessions with blocks beyond their stored heads, and what is
- * left in the store of sessions that were never saved.
+ * Responsible for: gc and fsck --repair beside resident sessions with blocks beyond their stored
+ * heads, and what is left in the store of sessions that were never saved.
  * Not responsible for: the daemon as a process (test_daemon.c), which records gc deletes
  * (test_snap_care.c).
  */

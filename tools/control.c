@@ -139,6 +139,13 @@ static int run_command(struct client *client) {
     return code;
 }
 
+static void answer(int socket, uint32_t code) {
+    uint8_t bytes[CONTROL_WIRE_ANSWER_BYTES];
+    kv_put_u32(bytes, CONTROL_WIRE_MAGIC);
+    kv_put_u32(bytes + 4, code);
+    (void)control_wire_put(socket, bytes, sizeof bytes);
+}
+
 static void client_drop(struct client *client) {
     struct control *control = client->control;
     pthread_mutex_lock(&control->lock);
@@ -161,7 +168,7 @@ static void client_drop(struct client *client) {
 
 static void *client_main(void *context) {
     struct client *client = context;
-    uint8_t head[CONTROL_WIRE_HEAD_BYTES], answer[CONTROL_WIRE_ANSWER_BYTES];
+    uint8_t head[CONTROL_WIRE_HEAD_BYTES] = {0};
     /* Nobody holds a place here without saying what for. */
     const struct timeval patience = {HEAD_WAIT_SECONDS, 0};
     (void)setsockopt(client->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -171,10 +178,10 @@ static void *client_main(void *context) {
         char text[64];
         snprintf(text, sizeof text, "%.32s exit=%d", name, code);
         say(client->control, "command", text);
-        kv_put_u32(answer, CONTROL_WIRE_MAGIC);
-        kv_put_u32(answer + 4, (uint32_t)code);
-        (void)control_wire_put(client->socket, answer, sizeof answer);
+        answer(client->socket, (uint32_t)code);
     } else {
+        if (kv_get_u32(head) == CONTROL_WIRE_MAGIC && kv_get_u32(head + 4) != CONTROL_WIRE_VERSION)
+            answer(client->socket, CONTROL_WIRE_OTHER);
         say(client->control, "refused", "somebody who said nothing that is understood");
     }
     client_drop(client);
@@ -182,15 +189,6 @@ static void *client_main(void *context) {
 }
 
 /* --- listening */
-
-static void turn_away(struct control *control, int socket) {
-    uint8_t answer[CONTROL_WIRE_ANSWER_BYTES];
-    kv_put_u32(answer, CONTROL_WIRE_MAGIC);
-    kv_put_u32(answer + 4, CONTROL_WIRE_FULL);
-    (void)control_wire_put(socket, answer, sizeof answer);
-    close(socket);
-    say(control, "refused", "one more than are let in");
-}
 
 static void begin_client(struct control *control, int socket) {
     struct client *client = kv_alloc_zeroed(control->settings.alloc, 1, sizeof *client);
@@ -214,10 +212,10 @@ static void begin_client(struct control *control, int socket) {
     }
     pthread_mutex_unlock(&control->lock);
     if (!taken) {
-        if (stopping)
-            close(socket);
-        else
-            turn_away(control, socket);
+        if (!stopping)
+            answer(socket, CONTROL_WIRE_FULL);
+        close(socket);
+        say(control, "refused", stopping ? "one who came to the end" : "one more than are let in");
         kv_alloc_release(control->settings.alloc, client);
         return;
     }

@@ -42,7 +42,8 @@ uint32_t control_clients(struct control *control);
 void control_close(struct control *control); /* after a stop that returned 1; NULL is allowed */
 
 /* Has the daemon that holds config->store run the arguments; INT, TERM and HUP are handed on.
- * NOT_FOUND: there is none. BUSY: it takes no more. IO: it ended meanwhile. */
+ * NOT_FOUND: there is none. BUSY: it takes no more. VERSION: it does not understand this program.
+ * IO: it ended meanwhile. */
 enum kv_err control_ask(const struct config *config, int argc, char **argv, int *code_out,
                         struct kv_diag *diag);
 

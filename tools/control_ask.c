@@ -121,6 +121,11 @@ enum kv_err control_ask(const struct config *config, int argc, char **argv, int 
                            "the daemon that holds store %s ended before the command did; see its "
                            "log and run the command again",
                            config->store);
+    if (kv_get_u32(answer + 4) == CONTROL_WIRE_OTHER)
+        return kv_diag_set(diag, KV_ERR_VERSION,
+                           "the daemon that holds store %s is of another version than this "
+                           "program; restart coldplaned",
+                           config->store);
     if (kv_get_u32(answer + 4) == CONTROL_WIRE_FULL)
         return kv_diag_set(diag, KV_ERR_BUSY,
                            "the daemon that holds store %s lets nobody more in: %d commands are at "

@@ -20,7 +20,8 @@ enum {
     CONTROL_WIRE_VERSION = 1,
     CONTROL_WIRE_HEAD_BYTES = 16,
     CONTROL_WIRE_ANSWER_BYTES = 8,
-    CONTROL_WIRE_FULL = 256, /* instead of an exit code: nobody more is let in */
+    CONTROL_WIRE_FULL = 256,  /* instead of an exit code: nobody more is let in */
+    CONTROL_WIRE_OTHER = 257, /* a head of another version */
     CONTROL_WIRE_STREAMS = 4
 };
 
