@@ -87,6 +87,7 @@ template <int MT, int NT> struct thin_ring {
     uint32_t unit;
     uint32_t first;
     uint32_t end;
+    uint64_t policy;
 };
 
 /* Row of W for half `half` of a tile; with GLU halves take turns between gate and up. */
@@ -111,9 +112,9 @@ static __device__ __forceinline__ void thin_request(const struct products &args,
 #pragma unroll
         for (uint32_t half = 0; half < MT * 2; half++) {
             const uint16_t *from = thin_weights<MT, GLU>(args, ring.tile, half) + at;
-            copy16(to + half * 512, from);
+            copy16_once(to + half * 512, from, ring.policy);
             if (two)
-                copy16(to + (MT * 2 + half) * 512, from + OPS_K_UNIT);
+                copy16_once(to + (MT * 2 + half) * 512, from + OPS_K_UNIT, ring.policy);
         }
         ring.unit += 2;
         if (ring.unit >= ring.end) {
@@ -301,7 +302,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared) +
                     warp * shape::STAGES * shape::STAGE_BYTES + threadIdx.x % 32 * 16;
     uint32_t first = part_first(args.k, warp), end = part_first(args.k, warp + 1), stage = 0;
-    thin_ring<MT, NT> ring = {base, 0, blockIdx.x, first, first, end};
+    thin_ring<MT, NT> ring = {base, 0, blockIdx.x, first, first, end, copy_once_policy()};
     thin_rows<NT, FROM> x;
 
     dense_let_next_start();

@@ -18,6 +18,20 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
                  : "memory");
 }
 
+/* Of what is read once a step, with copy_once_policy: the rest of L2 stays there, and with it the
+ * tables that the next attention has to look into before it can ask for anything. */
+static __device__ __forceinline__ void copy16_once(uint32_t to, const void *from, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(policy)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint64_t copy_once_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 static __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
