@@ -255,8 +255,9 @@ endef
 $(foreach t,$(TEST_SRC) $(HELPER_SRC),$(eval $(call test_rule,$t)))
 
 define gpu_rule
-$B/$(1:.c=): $B/$(1:.c=.o) $(call archives_of,$1)
-	$$(call link)
+$B/$(1:.c=): WRAP_FLAGS := $(call WRAP,$(call objects_of,$1))
+$B/$(1:.c=): $B/$(1:.c=.o) $(call objects_of,$1) $(call archives_of,$1)
+	$$(call link,$(if $(call objects_of,$1),-lcmocka))
 endef
 $(foreach t,$(GPU_SRC),$(eval $(call gpu_rule,$t)))
 

@@ -431,10 +431,11 @@ static void test_residual(struct cuda_gemm *gemm) {
     struct cuda_ops_matmul launch = {&scene.device, &args, 1, 0, scene.scratch, 0, NULL, NULL};
     float *residual;
 
+    args.weight = {OPS_BF16, N, K, (const uint8_t *)scene.on_device[1]};
+    check(cuda_gemm_takes(gemm, &args), "the residual goes to the library", N);
     GPU_TRY(cudaMalloc((void **)&residual, y.size() * 4));
     GPU_TRY(cudaMemcpy(residual, scene.residual.data(), y.size() * 4, cudaMemcpyHostToDevice));
     GPU_TRY(cudaMemcpy(scene.y_device[1], y.data(), y.size() * 4, cudaMemcpyHostToDevice));
-    args.weight = {OPS_BF16, N, K, (const uint8_t *)scene.on_device[1]};
     args.x = scene.x_device, args.x_stride = K + scene.PAD;
     args.y = scene.y_device[1], args.y_stride = stride;
     args.residual = residual;
@@ -456,7 +457,23 @@ static void test_few_weights(struct cuda_gemm *gemm) {
     check_rows(scene, scene.run(0, 256, 0), {0, 256, 0}, own, own, "chunk of few weights");
 }
 
+/* As many shapes as there is room for are pinned at a time. */
+static void test_pins(struct cuda_gemm *gemm) {
+    uint32_t n = 8;
+
+    for (; gemm->shape_count < CUDA_GEMM_SHAPES; n += 8)
+        cuda_gemm_pin(gemm, n, 64);
+    cuda_gemm_pin(gemm, n, 64);
+    check(gemm->shape_count == CUDA_GEMM_SHAPES && strlen(gemm->text) == gemm->text_bytes,
+          "pinned shapes end", n);
+}
+
 static void test_chunks(void) {
+    static const uint32_t shapes[][4] = {{4096, 576, 2688, 576},
+                                         {64, 2816, 32, 1536},
+                                         {1024, 256, 4096, 4096},
+                                         {64, 4096, 32, 14336},
+                                         {1024, 512, 14336, 4096}};
     static struct cuda_gemm gemm;
     const char *why = cuda_gemm_open(&gemm);
 
@@ -464,16 +481,16 @@ static void test_chunks(void) {
         printf("rows of chunks are not tested: %s\n", why);
         return;
     }
-    test_chunk(&gemm, 4096, 576, 2688, 576);
-    test_chunk(&gemm, 64, 2816, 32, 1536);
-    test_chunk(&gemm, 1024, 256, 4096, 4096);
-    test_chunk(&gemm, 64, 4096, 32, 14336);
-    test_chunk(&gemm, 1024, 512, 14336, 4096);
+    for (const uint32_t *shape : shapes)
+        test_chunk(&gemm, shape[0], shape[1], shape[2], shape[3]);
+    printf("%s", gemm.text);
+    cuda_gemm_close(&gemm);
+    check(cuda_gemm_open(&gemm) == NULL && gemm.shape_count == 0, "opened again", 0);
     test_around(3712, 576, &gemm);
     test_around(464, 4608, &gemm);
     test_residual(&gemm);
     test_few_weights(&gemm);
-    printf("%s", gemm.text);
+    test_pins(&gemm);
     cuda_gemm_close(&gemm);
 }
 

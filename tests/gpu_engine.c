@@ -4,8 +4,8 @@
  * forced on both devices, equal bits whatever the batch and with recorded steps or without, sleep
  * and wake on the GPU against a session that stayed, snapshots that change the device; times as
  * JSON. Freed slots are poisoned and slots shuffled throughout.
- * Not responsible for: single kernels (gpu_parity.cu, gpu_dense.cu). Ends with `N passed, N
- * failed`.
+ * Not responsible for: single kernels (gpu_parity.cu, gpu_dense.cu), prompts beside other sessions
+ * (gpu_prompts.c). Ends with `N passed, N failed`.
  *
  * Usage: gpu_engine MODEL ORACLE.json OUT.json COMMIT [cpu|quick], from any folder; `cpu` puts the
  * processor in the GPU's place, to try the program itself; `quick` does a little of each, for
@@ -461,56 +461,6 @@ static void test_bits(struct engine *gpu) {
             rate[0], rate[1], rate[2], rate[3]);
 }
 
-/* What a prompt's chunks and a session that decodes beside them computed. */
-struct beside {
-    struct kv_digest prompt, decoded;
-};
-
-/* A prompt of several chunks, every row's logits looked at, while `singles` sessions decode. */
-static struct beside prefill_beside(struct engine *engine, uint32_t singles) {
-    enum { PROMPT = 1200, TOKENS = 12 };
-    struct session *sessions[SESSIONS] = {NULL}, *prompt;
-    struct kv_diag diag = {""};
-    struct trace prompts, decoded;
-
-    for (uint32_t i = 0; i < singles; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "d%u", i);
-        sessions[i] = make_session(engine, name, KEEP_LADDER);
-        feed(sessions[i], text_ids + 41 * i, 900 - 90 * i);
-    }
-    prompt = make_session(engine, "prompt", KEEP_LADDER);
-    begin_trace(&prompts, engine);
-    begin_trace(&decoded, engine);
-    session_observe(prompt, take_trace, &prompts);
-    if (singles)
-        session_observe(sessions[0], take_trace, &decoded);
-    for (uint32_t i = 0; i < singles; i++)
-        need(session_generate(sessions[i], TOKENS, &diag), &diag, "session_generate");
-    feed(prompt, text_ids + 3000, PROMPT);
-    check(prompts.rows == PROMPT && (singles == 0 || decoded.rows > 2),
-          "chunks and single rows were computed beside each other");
-    session_drop(prompt);
-    for (uint32_t i = 0; i < singles; i++)
-        session_drop(sessions[i]);
-    return (struct beside){kv_digest_final(&prompts.state), kv_digest_final(&decoded.state)};
-}
-
-static void test_beside(struct engine *gpu) {
-    static const uint32_t counts[] = {2, SESSIONS};
-    struct beside none = prefill_beside(gpu, 0), one = prefill_beside(gpu, 1);
-
-    check(kv_digest_equal(&none.prompt, &one.prompt), "a prompt beside a session: the same bits");
-    for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        struct beside more = prefill_beside(gpu, counts[i]);
-        char what[64];
-        snprintf(what, sizeof what, "a prompt beside %u sessions: the same bits", counts[i]);
-        check(kv_digest_equal(&none.prompt, &more.prompt), what);
-        snprintf(what, sizeof what, "one of %u sessions beside a prompt: the same", counts[i]);
-        check(kv_digest_equal(&one.decoded, &more.decoded), what);
-    }
-}
-
 static void time_prefill(struct engine *gpu) {
     struct session *session = make_session(gpu, "long", KEEP_K8V4);
     double begun = seconds(), first;
@@ -725,7 +675,6 @@ int main(int argc, char **argv) {
     engine_close(host);
     time_prefill(gpu);
     test_bits(gpu);
-    test_beside(gpu);
     engine_close(gpu);
     test_restored(dir[0]);
     test_crossing(dir[1], ENGINE_DEVICE_CPU, the_gpu);

@@ -177,7 +177,8 @@ int main(int argc, char **argv) {
     for (const uint32_t *shape : shapes)
         cuda_gemm_pin(&gemm, shape[0], shape[1]);
     printf("%s%s%s", why ? why : "", why ? "\n" : "", gemm.text);
-    fprintf(json, "{\"layers\": %d, \"repeats\": %d, \"cases\": [", LAYERS, REPEATS);
+    fprintf(json, "{\"library\": \"%.*s\", ", (int)strcspn(gemm.text, "\n"), gemm.text);
+    fprintf(json, "\"layers\": %d, \"repeats\": %d, \"cases\": [", LAYERS, REPEATS);
     for (int by = 0; by < (why ? 1 : 2); by++) {
         stage.device.gemm = by ? &gemm : NULL;
         for (const spread &spread : spreads) {

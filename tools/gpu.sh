@@ -126,10 +126,12 @@ engine() {
     }
     [ -f "$model" ] || { skip gpu_engine "no model at $model: give MODEL=file.gguf"; return 0; }
     [ -n "${GPU_BUILT:-}" ] || make -s -j"$(nproc)" CUDA=1 \
-        build/release/tests/gpu_engine build/release/tests/gpu_faults
+        build/release/tests/gpu_engine build/release/tests/gpu_faults \
+        build/release/tests/gpu_prompts
     run gpu_engine timeout 600 build/release/tests/gpu_engine "$model" tests/oracle/oracle.json \
         "$out/engine.json" "$commit"
     [ "$f" -eq 0 ] || rm -f "$out/engine.json"
+    run gpu_prompts timeout 120 build/release/tests/gpu_prompts
     run gpu_faults timeout 300 build/release/tests/gpu_faults "$model" "$out/faults.json"
     [ "$f" -eq 0 ] || rm -f "$out/faults.json"
     [ -x "$sanitizer" ] || return 0
