@@ -1,12 +1,14 @@
-/* tests/bench_serve.c - what wakes of others cost a session that answers.
+/* tests/bench_serve.c - what wakes and sleeps of others cost a session that answers.
  *
- * Responsible for: gaps between the tokens of one answer, in turns while nothing else happens and
- * while a second thread wakes a session, proves it and drops it again, over and over; both on one
- * computing thread.
+ * Responsible for: gaps between the tokens of one answer, in turns while nothing else happens,
+ * while a second thread wakes a session with needles, proves it and drops it again, over and over,
+ * and while it puts it to sleep instead, which asks for probes and needles; all on one computing
+ * thread.
  * Not responsible for: correctness (test_serve.c).
  *
  * Arguments: rounds (default 6).
  */
+#include "engine/needle.h"
 #include "tests/support_serve.h"
 #include "tests/testing.h"
 
@@ -16,13 +18,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLEEPERS = 2, SENTENCES = 50, GAPS = 64, ROUNDS_MOST = 64 };
+enum { SLEEPERS = 2, SENTENCES = 50, NEEDLES = 4, GAPS = 400, ROUNDS_MOST = 64, ARMS = 3 };
+static const char *const arm_names[ARMS] = {"alone", "beside wakes", "beside sleeps"};
 
 struct bench {
     struct serving *serving;
-    atomic_int over, wakes;
-    uint64_t gaps[2][ROUNDS_MOST * GAPS];
-    size_t count[2];
+    atomic_int over;
+    int times[ARMS]; /* of the wakes or sleeps */
+    uint64_t gaps[ARMS][ROUNDS_MOST * GAPS];
+    size_t count[ARMS];
     int arm;
     uint64_t last_ns;
     int failed;
@@ -51,17 +55,47 @@ static void turn(struct serving *serving, const char *session, struct serving_ch
     serve_answer_release(serving->serve, &answer);
 }
 
+static struct needle_form needle_of(int sleeper, int index) {
+    struct needle_form form;
+    struct kv_diag diag = {""};
+    char key[32], value[16];
+    snprintf(key, sizeof key, "river-%d-%d", sleeper, index);
+    snprintf(value, sizeof value, "%d", 10000 + 7919 * (sleeper * NEEDLES + index) % 90000);
+    must(needle_house_form(key, value, &form, &diag), &diag, "needle");
+    return form;
+}
+
+static void register_needles(struct serving *serving, int sleeper) {
+    char name[16];
+    sleeper_name(sleeper, name);
+    service_enter(serving->service);
+    for (int i = 0; i < NEEDLES; i++) {
+        struct needle_form form = needle_of(sleeper, i);
+        const struct needle_text text = {form.key, form.ask, form.answer_prefix, form.expect};
+        must(needle_register(session_find(service_engine(serving->service), name), &text,
+                             &serving->diag),
+             &serving->diag, "needle");
+    }
+    service_leave(serving->service);
+}
+
 static void make_sleepers(struct serving *serving) {
-    static char text[SENTENCES * 64];
+    static char text[SENTENCES * 64 + NEEDLES * 512];
     for (int i = 0; i < SLEEPERS; i++) {
         char name[16];
         size_t used = 0;
         sleeper_name(i, name);
-        for (int k = 0; k < SENTENCES; k++)
+        for (int k = 0; k < SENTENCES; k++) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "In year %d the river rose %d feet. ", 1000 + k, k * 7 % 31);
+            if (k % (SENTENCES / NEEDLES) == 10) {
+                struct needle_form form = needle_of(i, k / (SENTENCES / NEEDLES));
+                used += (size_t)snprintf(text + used, sizeof text - used, "%s ", form.statement);
+            }
+        }
         struct serving_chat chat = {.texts = {text}, .count = 1};
         turn(serving, name, &chat, 4);
+        register_needles(serving, i);
     }
 }
 
@@ -91,8 +125,8 @@ static void *wake_main(void *context) {
     for (int i = 0; !atomic_load(&bench->over); i++) {
         char name[16];
         sleeper_name(i % SLEEPERS, name);
-        wake(bench->serving, name, 0);
-        atomic_fetch_add(&bench->wakes, 1);
+        wake(bench->serving, name, bench->arm == 2);
+        bench->times[bench->arm]++;
     }
     return NULL;
 }
@@ -120,12 +154,12 @@ static void measure(struct bench *bench, int arm, int round) {
     bench->arm = arm;
     bench->last_ns = 0;
     atomic_store(&bench->over, 0);
-    if (arm == 1 && pthread_create(&thread, NULL, wake_main, bench) != 0)
+    if (arm != 0 && pthread_create(&thread, NULL, wake_main, bench) != 0)
         exit(1);
     must(serve_turn(bench->serving->serve, &request, &answer, &bench->serving->diag),
          &bench->serving->diag, name);
     atomic_store(&bench->over, 1);
-    if (arm == 1)
+    if (arm != 0)
         pthread_join(thread, NULL);
     serve_answer_release(bench->serving->serve, &answer);
 }
@@ -162,18 +196,18 @@ int main(int argc, char **argv) {
         sleeper_name(i, name);
         wake(bench.serving, name, 1);
     }
-    for (int i = 0; i < rounds; i++) {
-        measure(&bench, 0, i);
-        measure(&bench, 1, i);
-    }
-    for (int arm = 0; arm < 2; arm++)
+    for (int i = 0; i < rounds; i++)
+        for (int arm = 0; arm < ARMS; arm++)
+            measure(&bench, arm, i);
+    for (int arm = 0; arm < ARMS; arm++)
         qsort(bench.gaps[arm], bench.count[arm], sizeof bench.gaps[arm][0], by_size);
-    for (int arm = 0; arm < 2; arm++)
-        printf("%-22s tokens %5zu   gap p50 %7.2f ms   p90 %7.2f   p99 %7.2f\n",
-               arm == 0 ? "alone" : "beside wakes", bench.count[arm], percentile(&bench, arm, 0.5),
-               percentile(&bench, arm, 0.9), percentile(&bench, arm, 0.99));
-    printf("p50 beside / alone %.2f; %d wakes\n",
-           percentile(&bench, 1, 0.5) / percentile(&bench, 0, 0.5), atomic_load(&bench.wakes));
+    for (int arm = 0; arm < ARMS; arm++)
+        printf("%-14s tokens %5zu   gap p50 %7.2f ms (x %.2f)   p90 %7.2f   p99 %7.2f   most "
+               "%7.2f; %d of them\n",
+               arm_names[arm], bench.count[arm], percentile(&bench, arm, 0.5),
+               percentile(&bench, arm, 0.5) / percentile(&bench, 0, 0.5),
+               percentile(&bench, arm, 0.9), percentile(&bench, arm, 0.99),
+               percentile(&bench, arm, 1), bench.times[arm]);
     serving_tear_down(&state);
     return 0;
 }
