@@ -92,6 +92,7 @@ struct session {
     struct sampler_candidate best[SAMPLER_TOP_MAX]; /* of the running step, instead of logits */
     uint32_t best_count;                            /* 0: there are logits */
     int generating, cancelled;
+    int asked; /* how many ask it several things: it stays as it is */
     uint32_t tokens_left;
     session_row observe;
     void *observe_context;

@@ -320,6 +320,7 @@ static enum kv_err check_alone(struct session *session, const struct needle_list
     for (uint32_t i = 0; i < list->count; i++) {
         const struct needle_list one = {&list->indices[i], 1};
         struct image_needle *needle = NULL;
+        session_ask_breathe(session);
         enum kv_err err = check_some(session, &one, question, &results[i], diag);
         if (err == KV_ERR_LIMIT)
             err = find_needle(session, list->indices[i], &needle, diag);
@@ -336,22 +337,25 @@ static enum kv_err check_alone(struct session *session, const struct needle_list
 enum kv_err needle_check_all(struct session *session, const struct needle_list *list,
                              const struct needle_question *question,
                              struct needle_result *results_out, struct kv_diag *diag) {
-    for (uint32_t first = 0; first < list->count; first += TOGETHER / 2) {
+    enum kv_err err = KV_OK;
+    session_ask_begin(session);
+    for (uint32_t first = 0; err == KV_OK && first < list->count; first += TOGETHER / 2) {
         uint32_t left = list->count - first;
         const struct needle_list some = {list->indices + first,
                                          left < TOGETHER / 2 ? left : TOGETHER / 2};
-        enum kv_err err = check_some(session, &some, question, results_out + first, diag);
+        if (first > 0)
+            session_ask_breathe(session);
+        err = check_some(session, &some, question, results_out + first, diag);
         if (err == KV_ERR_LIMIT)
             err = check_alone(session, &some, question, results_out + first, diag);
-        if (err != KV_OK)
-            return err;
     }
-    for (uint32_t i = 0; question->update && i < list->count; i++) {
+    for (uint32_t i = 0; err == KV_OK && question->update && i < list->count; i++) {
         struct image_needle *needle = NULL;
         if (results_out[i].asked && find_needle(session, list->indices[i], &needle, diag) == KV_OK)
             update(session, needle, &results_out[i]);
     }
-    return KV_OK;
+    session_ask_end(session);
+    return err;
 }
 
 enum kv_err needle_check(struct session *session, uint32_t index,
@@ -395,11 +399,15 @@ static enum kv_err ask_some(struct session *session, const struct needle_text *t
 enum kv_err needle_ask_all(struct session *session, const struct needle_text *texts, uint32_t count,
                            struct needle_result *results_out, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
+    session_ask_begin(session);
     for (uint32_t first = 0; err == KV_OK && first < count; first += TOGETHER) {
         uint32_t left = count - first;
+        if (first > 0)
+            session_ask_breathe(session);
         err = ask_some(session, texts + first, left < TOGETHER ? left : TOGETHER,
                        results_out + first, diag);
     }
+    session_ask_end(session);
     return err;
 }
 

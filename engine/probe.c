@@ -156,7 +156,7 @@ struct choice {
     struct probe_report report;
 };
 
-/* One try of every place that has none yet; each of both askings is one batch. */
+/* One try of every place that has none yet, all plain and then those that passed with the hole. */
 static enum kv_err one_round(struct choice *choice, uint32_t try_index, struct kv_diag *diag) {
     struct image_probe spans[IMAGE_PROBES_MAX];
     struct probe_result plain[IMAGE_PROBES_MAX], hole[IMAGE_PROBES_MAX];
@@ -180,8 +180,10 @@ static enum kv_err one_round(struct choice *choice, uint32_t try_index, struct k
         places[passed] = places[i];
         plain[passed++] = plain[i];
     }
-    if (err == KV_OK)
+    if (err == KV_OK && passed > 0) {
+        session_ask_breathe(choice->session);
         err = ask_spans(choice->session, spans, passed, 1, hole, diag);
+    }
     for (uint32_t i = 0; err == KV_OK && i < passed; i++) {
         choice->report.passed++;
         choice->report.rows += (uint32_t)(spans[i].end - spans[i].first);
@@ -203,12 +205,17 @@ enum kv_err probe_choose(struct session *session, uint32_t count, struct probe_r
                          struct kv_diag *diag) {
     struct choice choice = {.session = session, .count = count};
     uint32_t kept = 0;
+    enum kv_err err = KV_OK;
     assert(count <= IMAGE_PROBES_MAX);
-    for (uint32_t i = 0; i < PROBE_TRIES && choice.report.kept < count; i++) {
-        enum kv_err err = one_round(&choice, i, diag);
-        if (err != KV_OK)
-            return err;
+    session_ask_begin(session);
+    for (uint32_t i = 0; err == KV_OK && i < PROBE_TRIES && choice.report.kept < count; i++) {
+        if (i > 0)
+            session_ask_breathe(session);
+        err = one_round(&choice, i, diag);
     }
+    session_ask_end(session);
+    if (err != KV_OK)
+        return err;
     for (uint32_t i = 0; i < count; i++)
         if (choice.kept[i])
             choice.probes[kept++] = choice.probes[i];

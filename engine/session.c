@@ -269,9 +269,22 @@ enum kv_err engine_inner_reserve(struct session *session, uint64_t n, struct kv_
     return KV_OK;
 }
 
-static int may_work(const struct session *session) {
-    return session->state == SESSION_IDLE || session->state == SESSION_ACTIVE ||
-           session->state == SESSION_SAVING || session->state == SESSION_PARTIAL;
+static enum kv_err may_work(const struct session *session, struct kv_diag *diag) {
+    enum session_state state = session->state;
+    const char *does = session->generating ? "generating" : session_state_name(state);
+    int may = state == SESSION_IDLE || state == SESSION_ACTIVE || state == SESSION_SAVING ||
+              state == SESSION_PARTIAL;
+
+#ifndef BREAK_FED_WHILE_ASKED
+    if (session->asked) {
+        does = "being asked";
+        may = 0;
+    }
+#endif
+    return may && !session->generating && !session->cancelled
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is %s: wait until it is idle",
+                             session->name, does);
 }
 
 static void begin_work(struct session *session) {
@@ -284,12 +297,10 @@ static void begin_work(struct session *session) {
 enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t count,
                          enum image_role role, struct kv_diag *diag) {
     const struct engine_model *model = &session->engine->model;
-    enum kv_err err;
+    enum kv_err err = may_work(session, diag);
 
-    if (!may_work(session) || session->generating || session->cancelled)
-        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is %s: wait until it is idle",
-                           session->name,
-                           session->generating ? "generating" : session_state_name(session->state));
+    if (err != KV_OK)
+        return err;
     if (count == 0 || role < IMAGE_SYSTEM || role > IMAGE_RAW)
         return kv_diag_set(diag, KV_ERR_INVALID, "nothing to feed to session '%s', or no role",
                            session->name);
@@ -320,12 +331,10 @@ enum kv_err session_feed(struct session *session, const uint32_t *ids, uint32_t 
 enum kv_err session_generate(struct session *session, uint32_t tokens_max, struct kv_diag *diag) {
     const struct engine_model *model = &session->engine->model;
     uint64_t end = session->n + tokens_max;
-    enum kv_err err;
+    enum kv_err err = may_work(session, diag);
 
-    if (!may_work(session) || session->generating || session->cancelled)
-        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is %s: wait until it is idle",
-                           session->name,
-                           session->generating ? "generating" : session_state_name(session->state));
+    if (err != KV_OK)
+        return err;
     if (tokens_max == 0)
         return kv_diag_set(diag, KV_ERR_INVALID, "0 tokens to generate: ask for 1 or more");
     if (session->n >= model->context_tokens)

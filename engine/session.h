@@ -141,6 +141,13 @@ enum kv_err session_ask(struct session *session, const struct session_ask *ask, 
 typedef void (*session_ask_row)(void *context, uint32_t ask, uint64_t row, const float *logits);
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
                             session_ask_row row, void *context, struct kv_diag *diag);
+/* Who asks a session several things does it between begin and end, which nest: it stays as it is
+ * then, whoever steps meanwhile. Nothing can be fed to it (BUSY), its tiers stay. Between two of
+ * them session_ask_breathe lets others go first (engine_breathe), as session_ask_all does between
+ * its batches; not where the session is at work itself, for it would be another one afterwards. */
+void session_ask_begin(struct session *session);
+void session_ask_end(struct session *session);
+void session_ask_breathe(struct session *session);
 /* DESIGN section 10: one throwaway forward at position n_kv. */
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag);

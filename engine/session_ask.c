@@ -5,9 +5,13 @@
  */
 #include "engine/engine_inner.h"
 
+#include <assert.h>
 #include <string.h>
 
-enum { BATCH_MAX = 32 }; /* questions of one batch */
+enum {
+    BATCH_MAX = 32,  /* questions of one batch */
+    ROWS_BESIDE = 64 /* rows of one where others step between two, unless one question has more */
+};
 
 struct ask {
     session_ask_row row;
@@ -119,8 +123,10 @@ static uint32_t rows_of(const struct session *session, const struct session_ask 
 static int fits(const struct batch *batch, const struct session_ask *ask) {
     const struct engine *engine = batch->session->engine;
     uint32_t most = engine->singles_max < BATCH_MAX ? engine->singles_max : BATCH_MAX;
+    uint32_t rows = engine->settings.hooks.breathe ? ROWS_BESIDE : FORWARD_CHUNK_ROWS;
 
-    return batch->count < most && batch->rows + rows_of(batch->session, ask) <= FORWARD_CHUNK_ROWS;
+    return batch->count == 0 ||
+           (batch->count < most && batch->rows + rows_of(batch->session, ask) <= rows);
 }
 
 static enum kv_err add(struct batch *batch, const struct session_ask *ask, const struct ask *given,
@@ -179,23 +185,43 @@ static void empty(struct batch *batch) {
     batch->count = batch->rows = 0;
 }
 
+void session_ask_begin(struct session *session) {
+    session->asked++;
+}
+
+void session_ask_end(struct session *session) {
+    assert(session->asked > 0);
+    session->asked--;
+}
+
+void session_ask_breathe(struct session *session) {
+    assert(session->asked > 0);
+#ifndef BREAK_ASK_BREATHE
+    if (!engine_inner_has_work(session))
+        engine_breathe(session->engine);
+#endif
+}
+
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
                             session_ask_row row, void *context, struct kv_diag *diag) {
     struct batch batch = {.session = session};
     enum kv_err err = KV_OK;
 
+    session_ask_begin(session);
     for (uint32_t i = 0; i < count; i++) {
         const struct ask given = {.row = row, .context = context, .index = i};
         KV_TRY(check(session, &asks[i], rows_of(session, &asks[i]), diag));
         if (!fits(&batch, &asks[i])) {
             KV_TRY(run(&batch, diag));
             empty(&batch);
+            session_ask_breathe(session);
         }
         KV_TRY(add(&batch, &asks[i], &given, diag));
     }
     err = run(&batch, diag);
 done:
     empty(&batch);
+    session_ask_end(session);
     return err;
 }
 

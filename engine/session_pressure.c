@@ -10,8 +10,12 @@
 
 #include <string.h>
 
-/* A session that is being saved or proved stays as it is. */
+/* A session that is being saved, proved or asked stays as it is. */
 static int may_move(const struct session *session) {
+#ifndef BREAK_PRESSURE_ASKED
+    if (session->asked)
+        return 0;
+#endif
 #ifdef BREAK_PRESSURE_AGE
     return session->state == SESSION_IDLE || session->state == SESSION_ACTIVE;
 #endif

@@ -75,9 +75,10 @@ enum kv_err session_rewind(struct session *session, uint64_t n, struct kv_diag *
     uint64_t pending = n > 0 ? n - 1 : 0;
     uint32_t keep = (uint32_t)layout_sealed_blocks(n);
 
-    if (session->state != SESSION_IDLE || engine_inner_has_work(session))
+    if (session->state != SESSION_IDLE || engine_inner_has_work(session) || session->asked)
         return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is %s: wait until it is idle",
-                           session->name, session_state_name(session->state));
+                           session->name,
+                           session->asked ? "being asked" : session_state_name(session->state));
     if (n >= session->n)
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "session '%s' has %llu tokens: it can go back to a number below that, "

@@ -157,8 +157,9 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "session '%s': only the ages of policy age can be changed",
                            session->name);
-    if (session->state == SESSION_FAILED)
-        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has failed", session->name);
+    if (session->state == SESSION_FAILED || session->asked)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' %s", session->name,
+                           session->asked ? "is being asked: try again later" : "has failed");
     if (session->policy_count == IMAGE_POLICIES_MAX)
         return kv_diag_set(diag, KV_ERR_LIMIT, "session '%s' has changed its policy %d times",
                            session->name, IMAGE_POLICIES_MAX);

@@ -15,7 +15,6 @@
 #include <math.h>
 #include <string.h>
 
-/* Others step between two batches of questions. */
 enum { NEEDLES_TOGETHER = 8 };
 
 static int same_numerics(const struct rest_prove_args *args) {
@@ -151,12 +150,12 @@ static enum kv_err prove_probes(const struct rest_prove_args *args, struct kv_di
 
 enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag) {
     const struct image *image = args->image;
-    struct engine *engine = session_engine(args->session);
+    session_ask_begin(args->session);
     enum kv_err err = prove_fingerprint(args, diag);
     args->receipt->needles_recorded = image->needle_count;
     args->receipt->probes_kept = image->probe_count;
     /* Others step between two questions. */
-    engine_breathe(engine);
+    session_ask_breathe(args->session);
     if (err == KV_OK)
         err = prove_probes(args, diag);
     for (uint32_t i = 0; err == KV_OK && i < image->needle_count;) {
@@ -168,8 +167,9 @@ enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag)
         args->receipt->needles_kept += list.count;
         if (list.count == 0 || args->skip_needles)
             continue;
-        engine_breathe(engine);
+        session_ask_breathe(args->session);
         err = prove_needles(args, &list, diag);
     }
+    session_ask_end(args->session);
     return err;
 }

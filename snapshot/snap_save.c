@@ -102,6 +102,15 @@ static void describe(struct snapshot_ticket *ticket, const struct session_info *
         receipt->needles_kept += image->needles[i].kept != 0;
 }
 
+/* Others step between two questions; the session stays as it was when the first was asked. */
+static enum kv_err ask(struct snapshot *snapshot, struct session *session, struct receipt *receipt,
+                       struct kv_diag *diag) {
+    session_ask_breathe(session);
+    enum kv_err err = ask_needles(session, receipt, diag);
+    session_ask_breathe(session);
+    return err == KV_OK ? choose_probes(snapshot, session, receipt, diag) : err;
+}
+
 static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
                           struct snapshot_ticket *ticket, struct kv_diag *diag) {
     struct image_fingerprint print, print_floor;
@@ -111,9 +120,7 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
     if (err == KV_OK)
         err = session_fingerprint(session, 1, &print_floor, diag);
     if (err == KV_OK && ticket->options.ask)
-        err = ask_needles(session, &ticket->receipt, diag);
-    if (err == KV_OK && ticket->options.ask)
-        err = choose_probes(snapshot, session, &ticket->receipt, diag);
+        err = ask(snapshot, session, &ticket->receipt, diag);
     if (err != KV_OK)
         return err;
     uint64_t proven = now(snapshot);
@@ -169,6 +176,32 @@ static void settle_planes(struct snapshot *snapshot, struct session *session) {
         ;
 }
 
+/* From the first question to the frozen bytes it is one session: nobody saves it besides, lowers it
+ * or puts it to sleep, though others step between two questions. */
+static enum kv_err freeze_still(struct snapshot *snapshot, struct session *session,
+                                struct snap_line *line, struct snapshot_ticket *ticket,
+                                struct kv_diag *diag) {
+    line->saving = 1;
+#ifndef BREAK_ASKED_IDLE
+    (void)session_move(session, SESSION_SAVING);
+#endif
+    session_ask_begin(session);
+    enum kv_err err = freeze(snapshot, session, ticket, diag);
+    session_ask_end(session);
+#ifdef BREAK_ASKED_IDLE
+    (void)session_move(session, SESSION_SAVING);
+#endif
+    return err;
+}
+
+static void give_up(struct session *session, struct snap_line *line) {
+    struct session_info info;
+    session_info(session, &info);
+    line->saving = 0;
+    if (info.state == SESSION_SAVING)
+        (void)session_move(session, SESSION_IDLE);
+}
+
 enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
                            const struct snapshot_options *options,
                            struct snapshot_ticket **ticket_out, struct kv_diag *diag) {
@@ -197,13 +230,14 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     ticket->operation = options->asleep ? RECEIPT_SLEEP : RECEIPT_SAVE;
     ticket->begun_ns = begun;
     ticket->receipt.stage_ns[RECEIPT_PLAN] = now(snapshot) - begun;
-    KV_TRY(freeze(snapshot, session, ticket, diag));
+    KV_TRY(freeze_still(snapshot, session, line, ticket, diag));
     snap_spill_requeue(snapshot, line, session);
     KV_TRY(snap_spill_save(snapshot, line, ticket, diag));
-    (void)session_move(session, SESSION_SAVING);
     *ticket_out = ticket;
     ticket = NULL;
 done:
+    if (err != KV_OK && line != NULL)
+        give_up(session, line);
     ticket_drop(snapshot, ticket);
     return err;
 }

@@ -21,6 +21,7 @@ struct snap_tend {
     uint64_t hold_off_ns; /* nothing is tried before; 0: no failure */
     struct snap_tend_report report;
 
+    int beginning;                  /* the session is asked: no ticket yet, and others may step */
     struct snapshot_ticket *ticket; /* NULL: none under way */
     char name[IMAGE_NAME_BYTES_MAX + 1];
     enum snap_tend_cause cause;
@@ -117,7 +118,7 @@ static int is_busy(const struct snap_tend *tend, const struct session *session) 
 }
 
 const char *snap_tend_under_way(const struct snap_tend *tend) {
-    return tend->ticket != NULL ? tend->name : NULL;
+    return tend->beginning || tend->ticket != NULL ? tend->name : NULL;
 }
 
 /* The save's result reaches its session. The session when it is still as it was frozen. */
@@ -189,7 +190,10 @@ static enum kv_err begin(struct snap_tend *tend, struct session *session, struct
     tend->n = info.n;
     tend->last_used_ns = info.last_used_ns;
     tend->policy = info.policy;
-    return snapshot_begin(tend->snapshot, session, &options, &tend->ticket, diag);
+    tend->beginning = 1;
+    enum kv_err err = snapshot_begin(tend->snapshot, session, &options, &tend->ticket, diag);
+    tend->beginning = 0;
+    return err;
 }
 
 static uint64_t begin_next(struct snap_tend *tend) {
@@ -217,9 +221,9 @@ static uint64_t begin_next(struct snap_tend *tend) {
 }
 
 uint64_t snap_tend_step(struct snap_tend *tend) {
-    if (tend->ticket == NULL)
+    if (tend->ticket == NULL && !tend->beginning)
         return begin_next(tend);
-    if (!snapshot_done(tend->ticket))
+    if (tend->ticket == NULL || !snapshot_done(tend->ticket))
         return look_again_ns;
     struct session *session = finish(tend);
     if (session != NULL)

@@ -73,7 +73,8 @@ void snap_tend_close(struct snap_tend *tend); /* settles first; NULL is allowed 
 /* Begins or ends at most one sleep. Returns after how long to call again at the latest: 0 at once,
  * SNAP_TEND_NEVER when only new work changes anything. Sessions may be gone afterwards. */
 uint64_t snap_tend_step(struct snap_tend *tend);
-/* The session of the save under way, NULL: none. Good until the next call. */
+/* The session of the save under way, NULL: none. Good until the next call. Others see it from its
+ * first question on: it is theirs when this is NULL again. */
 const char *snap_tend_under_way(const struct snap_tend *tend);
 /* Waits for a save under way; its session stays. Before anything that saves. */
 void snap_tend_settle(struct snap_tend *tend);

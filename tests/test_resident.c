@@ -98,7 +98,7 @@ static void sleep_and_wake(struct serving *serving, const char *name) {
     struct receipt receipt;
     assert_non_null(session);
     save(serving, session);
-    service_settle(serving->service);
+    service_settle(serving->service, NULL);
     struct kv_digest before = life_resident(session);
     must(serving, service_sleep(serving->service, session, &receipt, &serving->diag));
     session = find(serving, name, 0);

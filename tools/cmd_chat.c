@@ -429,7 +429,7 @@ static uint64_t tend(void *context) {
 /* The session may have gone to sleep while nobody typed. */
 static enum kv_err be_awake(struct talk *talk, struct kv_diag *diag) {
     struct service_opened opened;
-    service_settle(talk->service);
+    service_settle(talk->service, talk->cmd->session_name);
     talk->session = session_find(service_engine(talk->service), talk->cmd->session_name);
     if (talk->session != NULL)
         return KV_OK;

@@ -87,7 +87,7 @@ static enum kv_err take(struct cmd *cmd, const char *name, int index, struct kv_
 static enum kv_err let_go(struct cmd *cmd, const char *name, struct kv_diag *diag) {
     struct service *service = cmd->host->service;
     struct receipt receipt;
-    service_settle(service);
+    service_settle(service, name);
     struct session *session = session_find(service_engine(service), name);
     if (session == NULL)
         return KV_OK;

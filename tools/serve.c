@@ -286,7 +286,7 @@ static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     uint32_t count = 0;
     service_enter(serve->service);
     snapshot_drain(service_snapshot(serve->service));
-    service_settle(serve->service);
+    service_settle(serve->service, NULL);
     while (session_at(engine, count) != NULL)
         count++;
     names = kv_alloc_zeroed(&serve->alloc, (size_t)count + 1, sizeof *names);

@@ -214,7 +214,7 @@ static int make_some_room(struct service *service, uint32_t slots, const struct 
     uint32_t before = slots_free(service);
     if (service->snapshot == NULL)
         return 0;
-    service_settle(service);
+    service_settle(service, NULL);
     snapshot_drain(service->snapshot);
     engine_apply(service->engine);
     /* A session that planes come behind may sleep when they have come. */
@@ -251,15 +251,12 @@ static void on_back(void *context) {
         baton_take(&service->baton);
 }
 
-/* A proof computes as steps do: between two of its pieces those who answer get some steps, so that
- * it costs them one gap in a few and never every one. */
+/* Asking a session computes as steps do: those who answer get some steps between two pieces, so
+ * that it costs them one gap in a few and never every one. */
 static void on_breathe(void *context) {
     struct service *service = context;
-    if (!service->shared || service->staying > 0 || pthread_equal(pthread_self(), service->stepper))
-        return;
-    baton_give(&service->baton);
-    service_inner_let_step(service);
-    baton_take(&service->baton);
+    if (service->shared && service->staying == 0)
+        service_inner_let_step(service);
 }
 
 /* --- opening */
@@ -594,13 +591,14 @@ uint64_t service_tend(struct service *service) {
 }
 
 /* The engine thread looks after a save that it has begun; nobody else may end it. */
-static int is_others_save(const struct service *service) {
-    return service->shared && service->staying == 0 && service->tend != NULL &&
-           snap_tend_under_way(service->tend) != NULL;
+static int is_others_save(const struct service *service, const char *name) {
+    const char *saved = service->tend != NULL ? snap_tend_under_way(service->tend) : NULL;
+    return service->shared && service->staying == 0 && saved != NULL &&
+           (name == NULL || strcmp(name, saved) == 0);
 }
 
-void service_settle(struct service *service) {
-    while (is_others_save(service))
+void service_settle(struct service *service, const char *name) {
+    while (is_others_save(service, name))
         service_await(service, look_again_ns);
     if (!service->shared || service->staying > 0)
         snap_tend_settle(service->tend);
@@ -641,7 +639,7 @@ enum kv_err service_session(struct service *service, const char *name,
                             const struct service_lookup *lookup, struct session **session_out,
                             struct service_opened *opened_out, struct kv_diag *diag) {
     uint8_t owner[IMAGE_OWNER_BYTES];
-    service_settle(service);
+    service_settle(service, name);
     memset(opened_out, 0, sizeof *opened_out);
     opened_out->found = SERVICE_RESIDENT;
     enum kv_err err = session_check_name(name, diag);
@@ -699,8 +697,10 @@ static enum kv_err need_writer(const struct service *service, struct kv_diag *di
 
 enum kv_err service_sleep(struct service *service, struct session *session,
                           struct receipt *receipt_out, struct kv_diag *diag) {
+    struct session_info info;
+    session_info(session, &info);
     memset(receipt_out, 0, sizeof *receipt_out);
-    service_settle(service);
+    service_settle(service, info.name);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_sleep(service->snapshot, session, receipt_out, diag);
@@ -722,8 +722,10 @@ enum kv_err service_save_tag(struct service *service, struct session *session, c
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
                          struct receipt *receipt_out, struct kv_diag *diag) {
     const struct snapshot_options options = {.is_explicit = is_explicit, .ask = is_explicit};
+    struct session_info info;
+    session_info(session, &info);
     memset(receipt_out, 0, sizeof *receipt_out);
-    service_settle(service);
+    service_settle(service, info.name);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);

@@ -71,9 +71,8 @@ struct service_settings {
      * planes first. */
     uint64_t idle_ns;
     uint32_t slots_low_percent, slots_high_percent;
-    /* Sees every receipt of a save, a sleep, a wake and what came behind it, and
-     * returns the id it is kept under, 0 when
-     * it is not; may be NULL. */
+    /* Sees every receipt of a save, a sleep, a wake and what came behind it, and returns the id it
+     * is kept under, or a number to ask whoever keeps it by; 0: it is not kept. May be NULL. */
     service_receipt receipt;
     void *receipt_context;
     struct image_policy policy;   /* of new sessions */
@@ -152,7 +151,7 @@ const struct kv_alloc *service_alloc(struct service *service);
 const struct kv_clock *service_clock(struct service *service);
 /* Another one for receipts from now on. */
 void service_on_receipt(struct service *service, service_receipt receipt, void *context);
-/* The id of the newest receipt; 0: it is not kept. */
+/* What was returned for the newest receipt. */
 uint64_t service_receipt_id(const struct service *service);
 /* What the hooks could not report by a code, such as an idle session that could not be put to
  * sleep; "" when nothing. Cleared by service_open only. */
@@ -161,8 +160,9 @@ const char *service_note(const struct service *service);
 /* Between steps and while waiting for the user: sessions go to sleep by themselves. Returns after
  * how many nanoseconds to call again at the latest. Look sessions up by name afterwards. */
 uint64_t service_tend(struct service *service);
-/* Waits for what service_tend has begun; no session goes. Before a turn. */
-void service_settle(struct service *service);
+/* Waits for what service_tend has begun on this session, NULL: on any; it does not go. Before a
+ * turn. */
+void service_settle(struct service *service, const char *name);
 
 enum service_found { SERVICE_RESIDENT, SERVICE_WOKEN, SERVICE_NEW };
 struct service_lookup {

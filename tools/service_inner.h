@@ -44,10 +44,12 @@ struct service {
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t work, moved, stepped;
     uint64_t changes, steps;
+    uint64_t asked_steps; /* `steps` when the last piece of asking a session began */
     int kicked, stop;
 };
 
-/* Not as the scheduler thread: until whoever listens has had a few steps, or nobody listens. */
+/* As the scheduler thread, before another piece of asking a session: whoever stands in line comes
+ * first, and whoever listens has a few steps between any two pieces. */
 void service_inner_let_step(struct service *service);
 
 #endif

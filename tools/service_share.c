@@ -90,13 +90,46 @@ static void count_step(struct service *service) {
     pthread_mutex_unlock(&service->lock);
 }
 
-void service_inner_let_step(struct service *service) {
+static void step(struct service *service) {
+    hearing_step(&service->hearing);
+    count_step(service);
+}
+
+/* Many may ask at a time: it is their pieces together that have steps between them. `wait` 1: until
+ * that is so; 0 when it is not. */
+static int has_stepped(struct service *service, int wait) {
     uint64_t until_ns = after(second_ns);
-    int late = 0;
+    int late = !wait, stepped = 0;
     pthread_mutex_lock(&service->lock);
-    uint64_t enough = service->steps + BREATH_STEPS;
-    while (service->steps < enough && !late && hearing_is_wanted(&service->hearing))
+    for (;;) {
+        stepped = service->steps >= service->asked_steps + BREATH_STEPS ||
+                  !hearing_is_wanted(&service->hearing);
+        if (stepped || late)
+            break;
         late = timed_out(service, &service->stepped, until_ns);
+    }
+    pthread_mutex_unlock(&service->lock);
+    return stepped;
+}
+
+void service_inner_let_step(struct service *service) {
+    int own = pthread_equal(pthread_self(), service->stepper), stepped = 0;
+#ifdef BREAK_OWN_BREATH
+    if (own)
+        return;
+#endif
+    /* Nobody waits for ever where steps fail to come. */
+    for (int i = 0; i < BREATH_STEPS && !stepped; i++) {
+        service_leave(service);
+        if (!own)
+            (void)has_stepped(service, 1);
+        service_enter(service);
+        stepped = has_stepped(service, 0);
+        if (own && !stepped)
+            step(service);
+    }
+    pthread_mutex_lock(&service->lock);
+    service->asked_steps = service->steps;
     pthread_mutex_unlock(&service->lock);
 }
 
@@ -111,8 +144,7 @@ static void *step_main(void *context) {
         if (under_way != NULL && snap_tend_under_way(service->tend) == NULL)
             service_changed(service);
         if (hearing_is_wanted(&service->hearing)) {
-            hearing_step(&service->hearing);
-            count_step(service);
+            step(service);
             wait_ns = 0;
         }
         service_leave(service);
