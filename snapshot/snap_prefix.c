@@ -19,10 +19,22 @@
 
 #include <string.h>
 
+struct noting;
 struct snap_prefix {
     struct snap_prefix_settings settings;
     struct snap_prefix_table table;
+    struct noting *noting; /* who reads what stands under a name */
 };
+
+static void go_away(const struct snap_prefix *prefix) {
+    if (prefix->settings.away != NULL)
+        prefix->settings.away(prefix->settings.context);
+}
+
+static void come_back(const struct snap_prefix *prefix) {
+    if (prefix->settings.back != NULL)
+        prefix->settings.back(prefix->settings.context);
+}
 
 /* --- one entry */
 
@@ -110,8 +122,14 @@ static enum kv_err fill_hashes(struct snap_prefix *prefix, const struct snap_ima
     return err;
 }
 
-static enum kv_err add_snapshot(struct snap_prefix *prefix, const struct record_name *name,
-                                uint64_t snapshot, struct kv_diag *diag) {
+static void entry_release(const struct snap_prefix *prefix, struct snap_prefix_entry *entry) {
+    kv_alloc_release(prefix->settings.alloc, entry->ids);
+    kv_alloc_release(prefix->settings.alloc, entry->hashes);
+}
+
+static enum kv_err read_snapshot(struct snap_prefix *prefix, const struct record_name *name,
+                                 uint64_t snapshot, struct snap_prefix_entry *entry_out,
+                                 struct kv_diag *diag) {
     struct snap_prefix_entry entry = {.used = 0};
     struct snap_image image;
     enum kv_err err = KV_OK;
@@ -128,42 +146,88 @@ static enum kv_err add_snapshot(struct snap_prefix *prefix, const struct record_
     entry.known.blocks = image.record.block_count;
     KV_TRY(fill_ids(prefix, &image.image, &entry, diag));
     KV_TRY(fill_hashes(prefix, &image, &entry, diag));
-    err = snap_prefix_table_add(&prefix->table, &entry, diag);
+    *entry_out = entry;
+    entry = (struct snap_prefix_entry){.used = 0};
 done:
-    kv_alloc_release(prefix->settings.alloc, entry.ids);
-    kv_alloc_release(prefix->settings.alloc, entry.hashes);
+    entry_release(prefix, &entry);
     snap_image_release(&image, prefix->settings.alloc);
     return err;
 }
 
-struct adding {
+/* --- what stands under a name */
+
+struct noting {
+    struct noting *next;
     struct snap_prefix *prefix;
-    struct record_name name;
+    const char *name;
+    int stale; /* somebody has begun to read the name since: that one sees all that this one does */
+    struct record_name record;
+    void *entries; /* of struct snap_prefix_entry */
+    size_t count, capacity;
     enum kv_err err;
     struct kv_diag *diag;
 };
 
 /* What is damaged or cannot be read has no entry, and says so when it is asked for by name. */
-static int add_each(void *context, uint64_t snapshot, const struct record_snapshot *record) {
-    struct adding *adding = context;
+static int read_each(void *context, uint64_t snapshot, const struct record_snapshot *record) {
+    struct noting *noting = context;
     struct kv_diag own = {""};
-    if (snapshot != adding->name.snapshot && record->tag[0] == 0)
+    if (snapshot != noting->record.snapshot && record->tag[0] == 0)
         return 1;
-    enum kv_err err = add_snapshot(adding->prefix, &adding->name, snapshot, &own);
+    if (!kv_alloc_grow(noting->prefix->settings.alloc, &noting->entries, &noting->capacity,
+                       noting->count + 1, sizeof(struct snap_prefix_entry))) {
+        noting->err = no_memory(noting->diag);
+        return 0;
+    }
+    enum kv_err err =
+        read_snapshot(noting->prefix, &noting->record, snapshot,
+                      (struct snap_prefix_entry *)noting->entries + noting->count, &own);
+    noting->count += err == KV_OK;
     if (err == KV_ERR_NOMEM)
-        adding->err = kv_diag_set(adding->diag, err, "%s", own.text);
-    return adding->err == KV_OK;
+        noting->err = kv_diag_set(noting->diag, err, "%s", own.text);
+    return noting->err == KV_OK;
+}
+
+static void begin_noting(struct snap_prefix *prefix, struct noting *noting) {
+#ifndef BREAK_STALE_NOTE
+    for (struct noting *other = prefix->noting; other != NULL; other = other->next)
+        other->stale |= strcmp(other->name, noting->name) == 0;
+#endif
+    noting->next = prefix->noting;
+    prefix->noting = noting;
+}
+
+static void end_noting(struct snap_prefix *prefix, struct noting *noting) {
+    struct noting **at = &prefix->noting;
+    while (*at != noting)
+        at = &(*at)->next;
+    *at = noting->next;
+    if (!noting->stale)
+        snap_prefix_table_remove(&prefix->table, noting->name);
+    for (size_t i = 0; i < noting->count; i++) {
+        struct snap_prefix_entry *entry = (struct snap_prefix_entry *)noting->entries + i;
+        if (noting->stale)
+            entry_release(prefix, entry);
+        else if (snap_prefix_table_add(&prefix->table, entry, noting->diag) != KV_OK)
+            noting->err = KV_ERR_NOMEM;
+    }
+    kv_alloc_release(prefix->settings.alloc, noting->entries);
 }
 
 enum kv_err snap_prefix_note(struct snap_prefix *prefix, const char *name, struct kv_diag *diag) {
-    struct adding adding = {.prefix = prefix, .diag = diag};
+    struct noting noting = {.prefix = prefix, .name = name, .diag = diag};
     struct kv_diag own = {""};
-    snap_prefix_table_remove(&prefix->table, name);
-    enum kv_err err = snap_gc_name(prefix->settings.store, name, &adding.name, &own);
+    begin_noting(prefix, &noting);
+    go_away(prefix);
+    store_hold(prefix->settings.store);
+    enum kv_err err = snap_gc_name(prefix->settings.store, name, &noting.record, &own);
     if (err == KV_OK)
-        err = snap_tree_walk(prefix->settings.store, name, add_each, &adding, &own);
-    if (adding.err != KV_OK)
-        return adding.err;
+        err = snap_tree_walk(prefix->settings.store, name, read_each, &noting, &own);
+    store_unhold(prefix->settings.store);
+    come_back(prefix);
+    end_noting(prefix, &noting);
+    if (noting.err != KV_OK)
+        return noting.err;
     return err == KV_ERR_NOMEM ? kv_diag_set(diag, err, "%s", own.text) : KV_OK;
 }
 
@@ -334,6 +398,7 @@ enum kv_err snap_prefix_read(struct snap_prefix *prefix, const struct snap_prefi
     struct snap_image image;
     uint8_t *bytes = NULL;
     enum kv_err err = KV_OK;
+    go_away(prefix);
     store_hold(reading.store);
     KV_TRY(snap_image_read(reading.store, alloc, found->snapshot, &image, diag));
     uint32_t blocks = image.record.block_count;
@@ -351,6 +416,7 @@ enum kv_err snap_prefix_read(struct snap_prefix *prefix, const struct snap_prefi
     image_init(&image.image);
 done:
     store_unhold(reading.store);
+    come_back(prefix);
     if (!reading.in_doubt)
         kv_alloc_release(alloc, bytes);
     snap_image_release(&image, alloc);

@@ -11,7 +11,7 @@
  * those whose records are damaged, have none. Each owner has a table of its own: a search looks at
  * no entry of anybody else, and takes as long as the owner's own entries make it.
  *
- * Threads: the scheduler's.
+ * Threads: the scheduler's, which may be another one from `away` to `back`.
  * Units: tokens, blocks.
  * Errors: IO, NOMEM; what the functions say.
  */
@@ -42,6 +42,9 @@ struct snap_prefix_settings {
     const struct kv_alloc *alloc;
     const struct image_model *model; /* NULL: sessions of every model */
     snap_prefix_marks marks;         /* NULL: none */
+    /* Around reads of the disk: between them others may use the table. NULL: nobody does. */
+    void (*away)(void *context);
+    void (*back)(void *context);
     void *context;
     uint64_t hash_mask; /* UINT64_MAX; tests leave out bits, so that hashes collide */
 };

@@ -1,7 +1,7 @@
-/* tests/test_beside.c - others work on while a session is asked.
+/* tests/test_beside.c - others work on while a session is asked and while receipts are written.
  *
  * Responsible for: steps of others between two questions, whichever thread asks; the session that
- * is asked stays as it is.
+ * is asked stays as it is; receipts are written down by nobody who holds the engine.
  * Not responsible for: how long a question takes (bench_serve.c), answers (test_serve.c).
  */
 #include "engine/probe.h"
@@ -9,8 +9,10 @@
 #include "tests/support_engine.h"
 #include "tests/support_serve.h"
 #include "tests/testing.h"
+#include "tools/receipt_keep.h"
 #include "tools/service_inner.h"
 
+#include <cjson/cJSON.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -224,8 +226,50 @@ static void a_request_waits_for_what_is_asked(void **state) {
         fail_msg("talk: %s", talker.diag.text);
 }
 
+struct watched {
+    struct serving *serving;
+    atomic_int lines, held;
+};
+
+/* The line stands behind the receipt, on the thread that wrote it. */
+static void on_log(void *context, const char *line) {
+    struct watched *watched = context;
+    if (strncmp(line, "save ", 5) != 0)
+        return;
+    atomic_fetch_add(&watched->lines, 1);
+    atomic_fetch_add(&watched->held, baton_is_mine(&watched->serving->service->baton));
+}
+
+/* BREAK_RECEIPT_QUEUE writes them where they come: nobody steps meanwhile. */
+static void receipts_are_written_beside_the_engine(void **state) {
+    struct serving *serving = *state;
+    struct watched watched = {.serving = serving};
+    char dir[TESTING_PATH_BYTES + 16];
+    snprintf(dir, sizeof dir, "%s/receipts", serving->home);
+    const struct receipt_keep keep = {dir, kv_clock_system(), kv_alloc_system()};
+    uint64_t last = 0;
+    serving->serve_settings.keep = &keep;
+    serving->serve_settings.log = on_log;
+    serving->serve_settings.log_context = &watched;
+    serving_open(serving);
+    for (int i = 0; i < TURNS; i++) {
+        cJSON *document = NULL;
+        struct serve_answer answer = say(serving, "kept");
+        /* Whoever is answered finds the receipt, in the order of the answers. */
+        assert_true(answer.receipt_id > last);
+        last = answer.receipt_id;
+        assert_int_equal(receipt_keep_read(&keep, last, &document, &serving->diag), KV_OK);
+        assert_string_equal(cJSON_GetObjectItem(document, "name")->valuestring, "kept");
+        cJSON_Delete(document);
+        assert_int_equal(atomic_load(&watched.lines), i + 1);
+        serve_answer_release(serving->serve, &answer);
+    }
+    assert_int_equal(atomic_load(&watched.held), 0);
+}
+
 #define SERVING(test) cmocka_unit_test_setup_teardown(test, serving_set_up, serving_tear_down)
 
 TESTING_MAIN(SERVING(others_step_between_two_questions),
              SERVING(the_engine_thread_steps_between_its_questions),
-             SERVING(a_request_waits_for_what_is_asked))
+             SERVING(a_request_waits_for_what_is_asked),
+             SERVING(receipts_are_written_beside_the_engine))

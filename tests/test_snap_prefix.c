@@ -423,9 +423,66 @@ static void memory_may_run_out(void **state) {
     end(&f);
 }
 
+/* --- others while the disk is read */
+
+struct overtaken {
+    struct fixture *f;
+    int aways, backs;
+};
+
+static void on_away(void *context) {
+    ((struct overtaken *)context)->aways++;
+}
+
+/* What was read first comes back last: the session has gone meanwhile. */
+static void on_back(void *context) {
+    struct overtaken *overtaken = context;
+    struct fixture *f = overtaken->f;
+    struct kv_diag diag = {""};
+    if (++overtaken->backs > 1)
+        return;
+    must(snapshot_remove(f->life.store, kv_alloc_system(), "gone", &diag), &diag);
+    note(f, "gone");
+    note(f, "stays");
+}
+
+/* BREAK_STALE_NOTE lets the one that began first have the last word. */
+static void who_reads_last_is_right(void **state) {
+    (void)state;
+    struct fixture f;
+    struct overtaken overtaken = {.f = &f};
+    struct snap_prefix_found found[SNAP_PREFIX_FOUND_MAX];
+    struct snap_prefix_ids read;
+    struct kv_diag diag = {""};
+    uint32_t ids[TOKENS_MAX];
+    begin(&f);
+    support_engine_ids(6, 256, ids, TOKENS_MAX);
+    store(&f, "gone", alice, ids, 400);
+    store(&f, "stays", alice, ids, 400);
+    snap_prefix_close(f.prefix);
+    f.settings.away = on_away;
+    f.settings.back = on_back;
+    f.settings.context = &overtaken;
+    overtaken.backs = 1; /* not yet */
+    must(snap_prefix_open(&f.settings, &f.prefix, &diag), &diag);
+    assert_int_equal(find(&f, alice, ids, 410, found), 2);
+    assert_int_equal(overtaken.aways, 2);
+    overtaken.backs = 0;
+    note(&f, "gone");
+    assert_int_equal(overtaken.backs, 3);
+    assert_int_equal(find(&f, alice, ids, 410, found), 1);
+    assert_string_equal(found[0].name, "stays");
+    must(snap_prefix_read(f.prefix, &found[0], &read, &diag), &diag);
+    assert_int_equal(read.n, 400);
+    snap_prefix_ids_release(f.prefix, &read);
+    assert_int_equal(overtaken.backs, 4);
+    assert_int_equal(overtaken.aways, 6);
+    end(&f);
+}
+
 TESTING_MAIN(cmocka_unit_test(claims_hold_at_every_boundary),
-             cmocka_unit_test(the_best_comes_first), cmocka_unit_test(owners_do_not_meet),
-             cmocka_unit_test(the_table_follows_the_store),
+             cmocka_unit_test(who_reads_last_is_right), cmocka_unit_test(the_best_comes_first),
+             cmocka_unit_test(owners_do_not_meet), cmocka_unit_test(the_table_follows_the_store),
              cmocka_unit_test(colliding_hashes_are_only_hints),
              cmocka_unit_test(marks_find_other_ids),
              cmocka_unit_test(what_cannot_be_woken_is_not_found),

@@ -50,6 +50,16 @@ static uint32_t stored_marks(void *context, const struct snap_prefix_text *text,
     return count;
 }
 
+static void on_away(void *context) {
+    const struct prefix *prefix = context;
+    engine_away(service_engine(prefix->service));
+}
+
+static void on_back(void *context) {
+    const struct prefix *prefix = context;
+    engine_back(service_engine(prefix->service));
+}
+
 enum kv_err prefix_open(struct service *service, struct prefix **prefix_out, struct kv_diag *diag) {
     struct prefix *prefix = kv_alloc_zeroed(service_alloc(service), 1, sizeof *prefix);
     if (prefix == NULL)
@@ -60,6 +70,8 @@ enum kv_err prefix_open(struct service *service, struct prefix **prefix_out, str
                                                   .alloc = service_alloc(service),
                                                   .model = &prefix->model.identity,
                                                   .marks = stored_marks,
+                                                  .away = on_away,
+                                                  .back = on_back,
                                                   .context = prefix,
                                                   .hash_mask = UINT64_MAX};
     enum kv_err err = snap_prefix_open(&settings, &prefix->table, diag);

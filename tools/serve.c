@@ -1,7 +1,7 @@
 /* tools/serve.c - one service shared by many threads: open, count, picture, stop.
  *
- * Responsible for: the bounded queue, receipts and totals, the picture, the orderly end.
- * Not responsible for: a turn (serve_turn.c).
+ * Responsible for: the bounded queue, the picture, the orderly end.
+ * Not responsible for: a turn (serve_turn.c), receipts (serve_receipt.c).
  */
 #include "tools/serve.h"
 
@@ -12,65 +12,6 @@
 #include <string.h>
 
 static const uint64_t second_ns = 1000000000;
-
-/* --- receipts */
-
-static void count_receipt(struct serve_totals *totals, const struct receipt *receipt) {
-    uint64_t bytes = receipt->door_bytes;
-    int woken = receipt->operation == RECEIPT_RESTORE;
-    if (receipt->err != KV_OK) {
-        *(woken ? &totals->wakes_refused : &totals->saves_failed) += 1;
-    } else if (woken) {
-        totals->wakes++;
-        totals->restore_bytes += bytes;
-        totals->restore_ns += receipt->wall_ns;
-    } else {
-        *(receipt->operation == RECEIPT_SLEEP ? &totals->sleeps : &totals->saves) += 1;
-        totals->spill_bytes += bytes;
-        totals->spill_ns += receipt->wall_ns;
-    }
-    totals->fingerprints_equal +=
-        receipt->fingerprint == RECEIPT_BITS_EQUAL || receipt->fingerprint == RECEIPT_TOP_EQUAL;
-    totals->fingerprints_different += receipt->fingerprint == RECEIPT_DIFFERENT;
-    totals->probes_asked += receipt->probes_asked;
-    totals->probes_passed += receipt->probes_passed;
-    totals->needles_asked += receipt->needles_asked;
-    totals->needles_passed += receipt->needles_passed;
-}
-
-/* What is not known of a session is only not found again: it says so where somebody looks. */
-static void note_save(struct serve *serve, const struct receipt *receipt) {
-    struct kv_diag diag = {""};
-    if (receipt->err != KV_OK ||
-        (receipt->operation != RECEIPT_SAVE && receipt->operation != RECEIPT_SLEEP))
-        return;
-    if (prefix_note(serve->prefix, receipt->name, &diag) != KV_OK)
-        serve_inner_log(serve, "session=%s is not found by its text: %s", receipt->name, diag.text);
-}
-
-static uint64_t on_receipt(void *context, const struct receipt *receipt) {
-    struct serve *serve = context;
-    uint64_t id =
-        serve->settings.keep != NULL ? receipt_keep_add(serve->settings.keep, receipt) : 0;
-    uint8_t owner[SERVE_OWNER_BYTES];
-    if (snapshot_owner(service_store(serve->service), receipt->name, owner, NULL) != KV_OK)
-        memset(owner, 0xff, sizeof owner);
-    pthread_mutex_lock(&serve->lock);
-    count_receipt(&serve->totals, receipt);
-    size_t at = serve->receipt_next++ % SERVE_RECEIPTS;
-    serve->receipts[at] = *receipt;
-    serve->receipt_ids[at] = id;
-    memcpy(serve->receipt_owners[at], owner, sizeof owner);
-    pthread_mutex_unlock(&serve->lock);
-    note_save(serve, receipt);
-    serve_inner_log(serve, "%s session=%s tokens=%llu ms=%llu receipt=%016llx%s%s",
-                    receipt_operation_name(receipt->operation), receipt->name,
-                    (unsigned long long)receipt->tokens,
-                    (unsigned long long)(receipt->wall_ns / 1000000), (unsigned long long)id,
-                    receipt->err != KV_OK ? " refused: " : "",
-                    receipt->err != KV_OK ? receipt->reason : "");
-    return id;
-}
 
 void serve_inner_log(struct serve *serve, const char *format, ...) {
     char line[1024];
@@ -107,12 +48,14 @@ enum kv_err serve_open(struct service *service, const struct serve_settings *set
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&serve->gone, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&serve->handed, NULL);
+    pthread_cond_init(&serve->written, NULL);
     pthread_mutex_init(&serve->lock, NULL);
     enum kv_err err = prefix_open(service, &serve->prefix, diag);
-    if (err == KV_OK) {
-        service_on_receipt(service, on_receipt, serve);
+    if (err == KV_OK)
+        err = serve_receipt_open(serve, diag);
+    if (err == KV_OK)
         err = service_share(service, diag);
-    }
     if (err == KV_OK)
         *serve_out = serve;
     else
@@ -123,10 +66,13 @@ enum kv_err serve_open(struct service *service, const struct serve_settings *set
 void serve_close(struct serve *serve) {
     if (serve == NULL)
         return;
+    serve_receipt_close(serve);
     service_unshare(serve->service);
     service_on_receipt(serve->service, NULL, NULL);
     prefix_close(serve->prefix);
     pthread_cond_destroy(&serve->gone);
+    pthread_cond_destroy(&serve->handed);
+    pthread_cond_destroy(&serve->written);
     pthread_mutex_destroy(&serve->lock);
     struct kv_alloc alloc = serve->alloc;
     kv_alloc_release(&alloc, serve);

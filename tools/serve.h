@@ -40,6 +40,8 @@ struct service *serve_service(struct serve *serve);
 enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag);
 /* The same for one of them, also a name that is nowhere any more. */
 enum kv_err serve_note(struct serve *serve, const char *name, struct kv_diag *diag);
+/* Not as the scheduler thread: until every receipt so far is kept, and what it saved is found. */
+void serve_settle(struct serve *serve);
 
 enum serve_found { SERVE_NEW, SERVE_DEVICE, SERVE_RAM, SERVE_DISK }; /* where it was woken from */
 enum serve_finish { SERVE_STOP, SERVE_LENGTH, SERVE_CONTEXT, SERVE_CANCELLED, SERVE_DEADLINE };

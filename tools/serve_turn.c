@@ -36,6 +36,7 @@ struct turning {
     struct session *session;
     struct serve_out out;
     uint32_t tokens_max, slots;
+    uint64_t receipt_number;   /* of the save; 0: none */
     uint64_t patience_ns;      /* when waiting for a session or for slots ends */
     uint64_t prefilled_before; /* by the session object */
     int changed;               /* the session is not what was saved any more */
@@ -423,7 +424,7 @@ static enum kv_err save(struct turning *turning, struct kv_diag *diag) {
         return kv_diag_set(diag, KV_ERR_CANCELLED, "stopped before anything was read");
     enum kv_err err = save_session(turning, diag);
     turning->answer->save_ns = now(turning) - begun;
-    turning->answer->receipt_id = service_receipt_id(turning->service);
+    turning->receipt_number = service_receipt_id(turning->service);
     /* One that is new and that nobody named is found by what is stored alone: it would only hold
      * slots. */
     turning->changed = err != KV_OK && turning->request->session == NULL && turning->place.create;
@@ -454,6 +455,7 @@ done:
         undo(turning);
     service_lease_end(turning->service, &turning->lease);
     service_leave(turning->service);
+    turning->answer->receipt_id = serve_receipt_await(turning->serve, turning->receipt_number);
     return err;
 }
 
