@@ -113,7 +113,11 @@ static int is_foreign(struct crowd *crowd, const struct crowd_chat *chat, const 
 static void count(struct crowd *crowd, const struct crowd_chat *chat,
                   const struct crowd_answer *answer) {
     struct crowd_counts *counts = &crowd->counts;
-    int foreign = is_foreign(crowd, chat, answer->text);
+    const char *text = answer->text;
+#ifdef BREAK_CROWD_FOREIGN
+    text = crowd->chats[(chat->index + 1) % crowd->options.chats].values[0];
+#endif
+    int foreign = is_foreign(crowd, chat, text);
     pthread_mutex_lock(&crowd->lock);
     counts->requests++;
     counts->foreign += (uint64_t)foreign;

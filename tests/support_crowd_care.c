@@ -9,6 +9,7 @@
 #include "tests/support_crowd_text.h"
 
 #include <cjson/cJSON.h>
+#include <stdio.h>
 #include <string.h>
 
 static const char *text_of(const cJSON *object, const char *name) {
@@ -41,10 +42,29 @@ int support_crowd_care_register(struct crowd *crowd, const struct crowd_chat *ch
     return code == 0;
 }
 
+#ifdef BREAK_CROWD_RECEIPT
+/* Damages what is stored and has it woken: a wake that is refused leaves a receipt, too. */
+static void damage(struct crowd *crowd) {
+    char path[SERVED_PATH_BYTES + 32];
+    cJSON *document = NULL;
+    snprintf(path, sizeof path, "%.480s/store/seg/00000001.seg", crowd->served.home);
+    FILE *file = fopen(path, "r+b");
+    for (long at = 0; file != NULL && fseek(file, at, SEEK_SET) == 0 && at < 32 << 20; at += 512)
+        fputc('x', file);
+    if (file != NULL)
+        fclose(file);
+    (void)served_command(&crowd->served, &document, "restore", crowd->chats[0].session, NULL);
+    cJSON_Delete(document);
+}
+#endif
+
 /* Every receipt that is still kept; called often enough to see all of them. */
 int support_crowd_care_receipts(struct crowd *crowd) {
     cJSON *document = NULL;
     const cJSON *item;
+#ifdef BREAK_CROWD_RECEIPT
+    damage(crowd);
+#endif
     int code = served_command(&crowd->served, &document, "receipt", NULL);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(document, "receipts");
     if (code != 0 || cJSON_GetArraySize(list) == 0)
@@ -65,6 +85,11 @@ int support_crowd_care_receipts(struct crowd *crowd) {
 
 int support_crowd_care_lost(struct crowd *crowd) {
     cJSON *document = NULL;
+#ifdef BREAK_CROWD_LOST
+    (void)served_command(&crowd->served, &document, "rm", crowd->chats[0].session, NULL);
+    cJSON_Delete(document);
+    document = NULL;
+#endif
     int code = served_command(&crowd->served, &document, "ls", NULL);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(document, "sessions");
     if (code != 0)

@@ -3,6 +3,10 @@
  * Responsible for: the life of tests/support_crowd.c where the answers are noise, the same noise
  * before a sleep and after it.
  * Not responsible for: facts that a model finds, latency (tests/crowd.c).
+ *
+ * Its checks can fail: BREAK_CROWD_FOREIGN takes another chat's value for the answer,
+ * BREAK_CROWD_OWNER asks with one key for both owners, BREAK_CROWD_LOST removes a chat's session
+ * before all are looked for, BREAK_CROWD_RECEIPT damages the store, so that a wake is refused.
  */
 #include "tests/support_cli.h"
 #include "tests/support_crowd.h"

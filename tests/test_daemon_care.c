@@ -138,6 +138,34 @@ static void ps_repeats_that_the_disk_is_full(void **state) {
     umount(store);
 }
 
+/* The disk under a daemon: what cannot be saved is refused and said, nothing is lost, and all goes
+ * on once there is room. */
+static void a_full_disk_under_a_daemon_is_survived(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    cli_own_mounts_or_skip();
+    assert_int_equal(mkdir(cli->store, 0700), 0);
+    if (mount("tmpfs", cli->store, "tmpfs", 0, "size=96m") != 0)
+        testing_skip("this account may not mount a tmpfs");
+    static const char *const names[] = {"a", NULL};
+    start_with(cli, &run, names);
+    double tokens = number_of(cli, "a", "tokens");
+    support_store_fill_disk(cli->store);
+    cli_call(cli, "run", "a", "-p", "no room for this", NULL);
+    cli_refused(cli, 5, "space");
+    cli_call(cli, "ps", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "WARNING the disk has only "));
+    assert_true(number_of(cli, "a", "tokens") >= tokens);
+    support_store_unfill_disk(cli->store);
+    cli_call(cli, "run", "a", "-p", "now there is", "--json", NULL);
+    cli_good(cli);
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+    cli_call(cli, "restore", "a", NULL);
+    cli_good(cli);
+    umount(cli->store);
+}
+
 /* --- more than are let in */
 
 static int connect_and_say_nothing(const struct cli *cli) {
@@ -249,6 +277,11 @@ static void a_proof_that_fails_leaves_the_session_awake(void **state) {
         support_store_flip(cli->store, "seg/00000001.seg", off, 0x55);
     cli_call(cli, "restore", "a", NULL);
     cli_refused(cli, 4, "session a");
+    cli_call(cli, "receipt", "--json", NULL);
+    cli_good(cli);
+    const cJSON *newest = cJSON_GetArrayItem(cli_member(cli, "receipts"), 0);
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(newest, "operation")), "restore");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(newest, "result")), "corrupt");
     assert_string_equal(state_of(cli, "a"), "idle");
     cli_call(cli, "run", "a", "-p", "still here?", "--json", NULL);
     cli_good(cli);
@@ -315,7 +348,7 @@ static void rates_are_measured_in_the_daemon(void **state) {
 #define DAEMON(test) cmocka_unit_test_setup_teardown(test, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(DAEMON(ps_tells_who_is_where), DAEMON(ps_repeats_that_the_disk_is_full),
-             DAEMON(who_comes_last_is_told), DAEMON(who_speaks_otherwise_is_told),
-             DAEMON(who_is_asked_stays_as_he_was),
+             DAEMON(a_full_disk_under_a_daemon_is_survived), DAEMON(who_comes_last_is_told),
+             DAEMON(who_speaks_otherwise_is_told), DAEMON(who_is_asked_stays_as_he_was),
              DAEMON(a_proof_that_fails_leaves_the_session_awake), DAEMON(fsck_knows_who_is_at_work),
              DAEMON(rates_are_measured_in_the_daemon))

@@ -478,14 +478,13 @@ struct waking {
 };
 
 /* Refused before anything is read: the receipt says so all the same. */
-static enum kv_err no_room(const char *name, enum kv_err err, struct receipt *receipt_out,
-                           const struct kv_diag *diag) {
+static void no_room(const char *name, enum kv_err err, struct receipt *receipt_out,
+                    const struct kv_diag *diag) {
     receipt_out->operation = RECEIPT_RESTORE;
     receipt_out->err = err;
     memcpy(receipt_out->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
     if (diag != NULL)
         memcpy(receipt_out->reason, diag->text, sizeof receipt_out->reason - 1);
-    return err;
 }
 
 /* A session more must not find the engine's table full while others could sleep. */
@@ -527,8 +526,12 @@ static enum kv_err wake_as(struct service *service, const char *name, const stru
     /* Others may have gone on with the session while room was made: an older one may be gone. */
     if (err == KV_OK && wake.snapshot != 0)
         err = restore_plan(&service->source, name, wake.snapshot, &plan, diag);
-    if (err != KV_OK)
-        return no_room(name, err, receipt_out, diag);
+    if (err != KV_OK) {
+        no_room(name, err, receipt_out, diag);
+        /* Too few slots is for the caller to wait for, and a name that is nowhere no session. */
+        int is_damage = err == KV_ERR_CORRUPT || err == KV_ERR_VERSION || err == KV_ERR_IO;
+        return is_damage && wake.snapshot == 0 ? show_receipt(service, receipt_out, err) : err;
+    }
     err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
     /* Nor is it damage when that happens now: the caller looks again and no receipt is kept. */
     if (err == KV_ERR_NOT_FOUND && wake.snapshot != 0)
