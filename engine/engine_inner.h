@@ -137,9 +137,6 @@ void engine_inner_session_release(struct session *session);
 enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct kv_diag *diag);
 /* INVALID. */
 enum kv_err engine_inner_check_policy(const struct image_policy *policy, struct kv_diag *diag);
-/* INVALID for a recipe that the engine's device has no kernels for. */
-enum kv_err engine_inner_check_recipe(const struct engine *engine,
-                                      const struct image_policy *policy, struct kv_diag *diag);
 void engine_inner_add(struct engine *engine, struct session *session);
 /* Room for `n` ids and their blocks, and two more roles. NOMEM. */
 enum kv_err engine_inner_reserve(struct session *session, uint64_t n, struct kv_diag *diag);

@@ -141,7 +141,6 @@ static enum kv_err check_settings(struct engine *engine, const struct session_se
     KV_TRY(session_check_name(settings->name, diag));
     KV_TRY(sampler_check(&checked, diag));
     KV_TRY(engine_inner_check_policy(&settings->policy, diag));
-    KV_TRY(engine_inner_check_recipe(engine, &settings->policy, diag));
     KV_TRY(engine_inner_can_add(engine, settings->name, diag));
 done:
     return err;

@@ -15,15 +15,6 @@ enum kv_err engine_inner_check_policy(const struct image_policy *policy, struct 
     return wrong ? kv_diag_set(diag, KV_ERR_INVALID, "tier policy: %s", wrong) : KV_OK;
 }
 
-enum kv_err engine_inner_check_recipe(const struct engine *engine,
-                                      const struct image_policy *policy, struct kv_diag *diag) {
-    if (!layout_tier_is_control(image_top(policy)) ||
-        strcmp(engine->device->simd_name, "cuda") != 0)
-        return KV_OK;
-    return kv_diag_set(diag, KV_ERR_INVALID, "recipe %s runs on the processor only: --device cpu",
-                       image_recipe_name(policy->recipe));
-}
-
 void engine_inner_push_block(struct session *session, struct block *block, enum layout_tier tier) {
     uint32_t index = session->block_count;
 

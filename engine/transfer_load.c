@@ -56,9 +56,6 @@ static enum kv_err check_image(struct engine *engine, const struct image *image,
     for (uint32_t i = 0; i < image->policy_count; i++)
         if (engine_inner_check_policy(&image->policies[i].policy, NULL) != KV_OK)
             return corrupt(image, "a policy", diag);
-    err = engine_inner_check_recipe(engine, &image->policies[image->policy_count - 1].policy, diag);
-    if (err != KV_OK)
-        return err;
     for (uint64_t i = 0; i < image->n; i++)
         if (image->ids[i] >= engine->model.vocab_count)
             return corrupt(image, "a token id is outside the vocabulary", diag);

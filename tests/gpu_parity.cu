@@ -274,6 +274,39 @@ static void test_decode(struct layout_geometry geometry, uint32_t group,
     scene.release();
 }
 
+/* Sequences of every kind of block in one batch, then every one alone: equal bits. */
+static void test_kinds(struct layout_geometry geometry, uint32_t group) {
+    static const enum layout_tier kinds[] = {LAYOUT_TIER_FP8,  LAYOUT_K8V4,     LAYOUT_TIER_K8I4,
+                                             LAYOUT_TIER_BF16, LAYOUT_TIER_FP8, LAYOUT_K6V2};
+    static const uint32_t lengths[] = {5200, 2000, 700, 1900, 1, 4500};
+    uint32_t q_heads = geometry.kv_heads * group, layer = geometry.layers - 1;
+    size_t row = (size_t)q_heads * geometry.head_dim;
+    gpu_scene scene;
+    char what[128];
+
+    scene.init(geometry, 1500, 64, 55 + group);
+    for (uint32_t i = 0; i < 6; i++)
+        scene.add(lengths[i], {kinds[i]}, i % 2);
+    scene.upload_pool();
+    std::vector<float> q = random_q(scene, row * 6);
+    std::vector<float> host = run_host(scene, scene.seqs, q.data(), layer, q_heads);
+    std::vector<float> batch = run_device(scene, scene.seqs, q.data(), layer, q_heads, 0);
+    snprintf(what, sizeof what, "decode of all kinds dim %u group %u", geometry.head_dim, group);
+    compare(host, batch, bound_of(scene, q.data(), row * 6), 1e-3, what);
+    for (uint32_t grain = 1; grain <= 3; grain++)
+        check(run_device(scene, scene.seqs, q.data(), layer, q_heads, grain) == batch, what,
+              "another plan: equal bits");
+    for (size_t i = 0; i < 6; i++) {
+        std::vector<struct kvops_seq> alone = {scene.seqs[i]};
+        alone[0].first_row = 0;
+        std::vector<float> out =
+            run_device(scene, alone, q.data() + i * row, layer, q_heads, i % 4);
+        check(memcmp(out.data(), &batch[i * row], row * sizeof(float)) == 0, what,
+              "alone: equal bits");
+    }
+    scene.release();
+}
+
 /* --- prefill */
 
 static std::vector<float> prefill_host(gpu_scene &scene, const std::vector<struct kvops_seq> &seqs,
@@ -300,13 +333,16 @@ static std::vector<float> prefill_device(gpu_scene &scene,
     gpu_step step = gpu_step_of(scene, seqs, device, q_heads, 0);
     std::vector<float> out(step.out_count, NAN);
     uint32_t rows = 0;
+    enum layout_tier tier = LAYOUT_TIER_BF16;
 
-    for (const struct kvops_seq &seq : seqs)
+    for (const struct kvops_seq &seq : seqs) {
         rows = seq.row_count > rows ? seq.row_count : rows;
+        tier = seq.block_count ? (enum layout_tier)seq.blocks[0].tier : tier;
+    }
     step.args.layer = scene.geometry.layers - 1;
     step.args.q = scene.upload(q, step.out_count);
     step.args.out = scene.upload(out.data(), step.out_count);
-    GPU_TRY(cuda_kvops_prefill(&step.args, rows, 0));
+    GPU_TRY(cuda_kvops_prefill(&step.args, rows, tier, 0));
     GPU_TRY(
         cudaMemcpy(out.data(), step.args.out, out.size() * sizeof(float), cudaMemcpyDeviceToHost));
     return out;
@@ -369,11 +405,17 @@ static void test_prefills(uint32_t dim) {
     test_prefill(geometry, 1, {{800, 70}, {1200, 256}}, {LAYOUT_K8V8, LAYOUT_K6V2}, "with V8");
     test_prefill(geometry, 8, {{1500, 40}, {900, 33}}, {LAYOUT_TIER_BF16}, "BF16");
     test_prefill(geometry, 16, {{1500, 40}}, {LAYOUT_K8V4}, "large group");
+    for (enum layout_tier tier : {LAYOUT_TIER_FP8, LAYOUT_TIER_K8I4}) {
+        test_prefill(geometry, 4, {{64, 64}, {320, 5}, {700, 256}, {2000, 130}}, {tier},
+                     layout_tier_name(tier));
+        test_prefill(odd, 3, {{1500, 100}, {5500, 1}}, {tier}, layout_tier_name(tier));
+    }
 }
 
 static void test_tiers(uint32_t dim, uint32_t group) {
-    static const enum layout_tier all[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4, LAYOUT_K6V3,
-                                           LAYOUT_K6V2, LAYOUT_K8V3, LAYOUT_K8V2, LAYOUT_TIER_BF16};
+    static const enum layout_tier all[] = {
+        LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V4,      LAYOUT_K6V3,     LAYOUT_K6V2,
+        LAYOUT_K8V3, LAYOUT_K8V2, LAYOUT_TIER_BF16, LAYOUT_TIER_FP8, LAYOUT_TIER_K8I4};
     struct layout_geometry geometry = {2, 2, dim}, odd = {3, 3, dim};
     tier_list narrow = {LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K6V4, LAYOUT_K8V3, LAYOUT_K6V3};
     tier_list wide = {LAYOUT_K6V2, LAYOUT_K8V8, LAYOUT_K8V2};
@@ -383,6 +425,9 @@ static void test_tiers(uint32_t dim, uint32_t group) {
     test_decode(geometry, group, {1, 63, 64, 65, 319, 320, 576, 2000, 5500}, narrow, "mixed");
     test_decode(odd, group, {17000, 577, 4416, 4500}, narrow, "long mixed");
     test_decode(odd, group, {3000, 600}, wide, "mixed with V8");
+    for (enum layout_tier tier : {LAYOUT_TIER_FP8, LAYOUT_TIER_K8I4})
+        test_decode(odd, group, {1, 64, 576, 17000, 4416, 900}, {tier}, layout_tier_name(tier));
+    test_kinds(odd, group);
 }
 
 /* From one token to 131,072, in batches that end at every place of a page, run and node. */
@@ -410,11 +455,18 @@ static void test_quickly(void) {
     test_decode({1, 3, 128}, 3, {4700, 600}, tiers, "quick");
     test_decode({1, 1, 128}, 8, {900}, tiers, "quick");
     test_decode({1, 1, 64}, 4, {700}, {LAYOUT_TIER_BF16}, "quick BF16");
+    test_seal({1, 1, 128}, LAYOUT_TIER_FP8, 1);
+    test_seal({1, 1, 128}, LAYOUT_TIER_K8I4, 1);
+    test_decode({1, 1, 128}, 4, {900}, {LAYOUT_TIER_FP8}, "quick FP8");
+    test_decode({1, 1, 128}, 4, {900}, {LAYOUT_TIER_K8I4}, "quick K8I4");
+    test_prefill({1, 1, 128}, 4, {{900, 20}}, {LAYOUT_TIER_FP8}, "quick FP8");
+    test_prefill({1, 1, 128}, 4, {{900, 20}}, {LAYOUT_TIER_K8I4}, "quick K8I4");
     test_prefill({1, 2, 128}, 4, {{900, 40}, {330, 20}}, tiers, "quick");
 }
 
 int main(int argc, char **argv) {
-    static const enum layout_tier tiers[] = {LAYOUT_K8V8, LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K8V2};
+    static const enum layout_tier tiers[] = {LAYOUT_K8V8, LAYOUT_K8V4,     LAYOUT_K6V2,
+                                             LAYOUT_K8V2, LAYOUT_TIER_FP8, LAYOUT_TIER_K8I4};
 
     GPU_TRY(cuda_kvops_open(&device));
     if (argc > 1 && strcmp(argv[1], "quick") == 0) {

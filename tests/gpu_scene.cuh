@@ -199,7 +199,12 @@ inline struct kvops_block gpu_scene::block(enum layout_tier tier) {
             fill_page(seal.block.slot + p * LAYOUT_PAGE_SLOTS, LAYOUT_PAGE_TOKENS);
         return seal.block;
     }
-    seal.block.meta_frame = frames_used++;
+    if (layout_tier_is_control(tier)) {
+        for (uint32_t i = 0; i < layout_tier_slots(tier); i++)
+            seal.block.slot[i] = take_slot();
+    } else {
+        seal.block.meta_frame = frames_used++;
+    }
     for (uint32_t s = LAYOUT_KH; s <= LAYOUT_VX; s++)
         for (uint32_t i = 0; i < layout_stream_slots((enum layout_stream)s); i++)
             if (layout_tier_streams(tier) >> s & 1)

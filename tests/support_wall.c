@@ -350,14 +350,17 @@ static struct kvops_attend attend_behind(struct wall *wall, const struct kvops_a
     return real;
 }
 
-static void wall_prefill(struct device *device, const struct kvops_attend *args,
-                         uint32_t rows_max) {
+static void wall_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max,
+                         enum layout_tier tier) {
     struct wall *wall = wall_of(device);
     struct kvops_attend real = attend_behind(wall, args);
 
     for (uint32_t i = 0; i < real.seq_count; i++)
-        assert(real.seqs[i].row_count <= rows_max);
-    wall->inner->ops->prefill(wall->inner, &real, rows_max);
+        assert(real.seqs[i].row_count <= rows_max &&
+               (real.seqs[i].block_count == 0 ||
+                !layout_tier_is_control(real.seqs[i].blocks[0].tier) ||
+                real.seqs[i].blocks[0].tier == tier));
+    wall->inner->ops->prefill(wall->inner, &real, rows_max, tier);
 }
 
 static void wall_decode(struct device *device, const struct kvops_attend *args) {

@@ -176,10 +176,11 @@ void device_top(struct device *device, const struct ops_top *args) {
     stop(device, DEVICE_TOP, begin_ns);
 }
 
-void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max) {
+void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max,
+                    enum layout_tier tier) {
     uint64_t begin_ns = start(device);
 
-    device->ops->prefill(device, args, rows_max);
+    device->ops->prefill(device, args, rows_max, tier);
     stop(device, DEVICE_PREFILL, begin_ns);
 }
 

@@ -110,7 +110,8 @@ struct device_ops {
     void (*swiglu)(struct device *device, const struct ops_swiglu *args);
     void (*finite)(struct device *device, const struct ops_finite *args);
     void (*top)(struct device *device, const struct ops_top *args); /* NULL: see device_has_top */
-    void (*prefill)(struct device *device, const struct kvops_attend *args, uint32_t rows_max);
+    void (*prefill)(struct device *device, const struct kvops_attend *args, uint32_t rows_max,
+                    enum layout_tier tier);
     void (*decode)(struct device *device, const struct kvops_attend *args);
     void (*seal)(struct device *device, const struct kvops_seal *args);
     enum kv_err (*append)(struct device *device, const struct kvops_append *args);
@@ -210,8 +211,10 @@ void device_finite(struct device *device, const struct ops_finite *args);
 /* Worth it only where logits are far from who samples: 0 where they are as quick to read. */
 int device_has_top(const struct device *device);
 void device_top(struct device *device, const struct ops_top *args);
-/* rows_max: the largest row_count of the sequences. */
-void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max);
+/* rows_max: the largest row_count of the sequences. tier: of any of their blocks; all are FP8, all
+ * K8I4, or none is either. */
+void device_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max,
+                    enum layout_tier tier);
 /* Partial sums and their combination, of the sequences planned last. */
 void device_decode(struct device *device, const struct kvops_attend *args);
 void device_seal(struct device *device, const struct kvops_seal *args);

@@ -45,8 +45,10 @@ struct lane {
 /* A recorded step. Recording one takes as long as it saves in some ten steps, so a form that comes
  * by rarely is not worth it; and kernels are loaded by then. */
 struct graph {
-    uint64_t shape;
-    uint32_t ctas, form;
+    struct graph_key {
+        uint64_t shape;
+        uint32_t ctas, form, control_runs[2];
+    } key;
     cudaGraphExec_t exec;
     uint32_t seen;
 };
@@ -485,16 +487,15 @@ static void cuda_plan(struct device *device, const struct kvops_attend *singles)
 }
 
 static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
-    for (uint32_t i = 0; i < cuda->graph_count; i++) {
-        struct graph *graph = &cuda->graphs[i];
-        if (graph->shape == shape && graph->ctas == cuda->plan.ctas &&
-            graph->form == cuda->plan.form)
-            return graph;
-    }
+    const uint32_t *runs = cuda->plan.control_runs;
+    const struct graph_key key = {shape, cuda->plan.ctas, cuda->plan.form, {runs[0], runs[1]}};
+
+    for (uint32_t i = 0; i < cuda->graph_count; i++)
+        if (memcmp(&cuda->graphs[i].key, &key, sizeof key) == 0)
+            return &cuda->graphs[i];
     if (cuda->graph_count == GRAPHS_MAX) /* forms change as sessions grow: old ones rarely return */
         drop_graphs(cuda);
-    cuda->graphs[cuda->graph_count] =
-        (struct graph){.shape = shape, .ctas = cuda->plan.ctas, .form = cuda->plan.form};
+    cuda->graphs[cuda->graph_count] = (struct graph){.key = key};
     return &cuda->graphs[cuda->graph_count++];
 }
 
@@ -585,9 +586,9 @@ static void cuda_finite(struct device *device, const struct ops_finite *args) {
     check(cuda_of(device), cuda_ops_finite(args, step_of(device)), "the check of values");
 }
 
-static void cuda_prefill(struct device *device, const struct kvops_attend *args,
-                         uint32_t rows_max) {
-    check(cuda_of(device), cuda_kvops_prefill(args, rows_max, step_of(device)),
+static void cuda_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max,
+                         enum layout_tier tier) {
+    check(cuda_of(device), cuda_kvops_prefill(args, rows_max, tier, step_of(device)),
           "attention of a chunk");
 }
 

@@ -297,9 +297,10 @@ static void host_finite(struct device *device, const struct ops_finite *args) {
     run(device, ops_finite_items(args), grain_of(args->width), finite_items, args);
 }
 
-static void host_prefill(struct device *device, const struct kvops_attend *args,
-                         uint32_t rows_max) {
+static void host_prefill(struct device *device, const struct kvops_attend *args, uint32_t rows_max,
+                         enum layout_tier tier) {
     (void)rows_max;
+    (void)tier;
     assert(kvops_prefill_scratch_bytes(args) <= host_of(device)->scratch_bytes);
     run(device, kvops_prefill_items(args), 1, prefill_items, args);
 }

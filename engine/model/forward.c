@@ -247,9 +247,11 @@ static void attend(struct forward *forward, const struct rows *rows, uint32_t la
     if (rows->singles)
         device_decode(forward->device, &args);
     for (uint32_t i = rows->singles; i < rows->seqs; i++) {
+        const struct kvops_seq *here = &forward->seqs[i]; /* with addresses of the host */
         args.seqs = seqs + i;
         args.seq_count = 1;
-        device_prefill(forward->device, &args, forward->seqs[i].row_count);
+        device_prefill(forward->device, &args, here->row_count,
+                       here->block_count ? here->blocks[0].tier : LAYOUT_TIER_BF16);
     }
 }
 

@@ -62,14 +62,15 @@ enum cuda_kvops_form {
 };
 
 /* Which CTA does what; the same for all layers of a step. The memory that it points to may change
- * between replays of a captured step; ctas and form are part of the launch. Units [round][cta]; a
- * CTA stops at END; units over planes come before all others. */
+ * between replays of a captured step; ctas, form and control_runs are part of the launch. Units
+ * [round][cta]; a CTA stops at END; units over planes come before all others. */
 struct cuda_kvops_plan {
     const struct cuda_kvops_unit *units;
     const uint32_t *seqs;  /* [seq][2]: its first item, its first byte in splits */
     const uint8_t *splits; /* [seq][kv head][node]: 1 when the node's runs are units of their own */
     uint32_t ctas;
-    uint32_t form; /* bits of enum cuda_kvops_form */
+    uint32_t form;            /* bits of enum cuda_kvops_form */
+    uint32_t control_runs[2]; /* of the longest sequence of FP8, of K8I4: kernels of their own */
 };
 size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
                              const struct cuda_kvops_device *device);
@@ -94,9 +95,10 @@ struct cuda_kvops_launch {
 cudaError_t cuda_kvops_decode(const struct cuda_kvops_launch *launch);
 cudaError_t cuda_kvops_combine(const struct cuda_kvops_launch *launch);
 
-/* `row_count_max`: the largest row_count of the sequences, known to the host. */
+/* `row_count_max`: the largest row_count of the sequences, known to the host. `tier`: of any of
+ * their blocks; all are FP8, all K8I4, or none is either. */
 cudaError_t cuda_kvops_prefill(const struct kvops_attend *args, uint32_t row_count_max,
-                               cudaStream_t stream);
+                               enum layout_tier tier, cudaStream_t stream);
 
 cudaError_t cuda_kvops_seal(const struct kvops_seal *args, cudaStream_t stream);
 cudaError_t cuda_kvops_append(const struct kvops_append *args, cudaStream_t stream);

@@ -157,14 +157,13 @@ static __device__ __forceinline__ void piece_logits(uint32_t at, uint32_t q, uin
     }
 }
 
+/* Joins the piece with the logits `x`. */
 template <int DIM, int GROUPS>
-static __device__ __forceinline__ void piece_attend(uint32_t at, uint32_t q, uint32_t tokens,
-                                                    piece_state<DIM> (&into)[GROUPS]) {
+static __device__ __forceinline__ void piece_join(uint32_t at, const float (&x)[GROUPS][2],
+                                                  piece_state<DIM> (&into)[GROUPS]) {
     uint32_t lane = threadIdx.x % 32, token = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
     uint32_t b[GROUPS][2];
-    float x[GROUPS][2];
 
-    piece_logits<DIM>(at, q, tokens, x);
 #pragma unroll
     for (int n = 0; n < GROUPS; n++) {
         float max = fmaxf(into[n].max, state_head_max(fmaxf(x[n][0], x[n][1])));
@@ -188,6 +187,15 @@ static __device__ __forceinline__ void piece_attend(uint32_t at, uint32_t q, uin
         for (int n = 0; n < GROUPS; n++)
             mma_bf16(into[n].acc[dt], a, b[n][0], b[n][1]);
     }
+}
+
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void piece_attend(uint32_t at, uint32_t q, uint32_t tokens,
+                                                    piece_state<DIM> (&into)[GROUPS]) {
+    float x[GROUPS][2];
+
+    piece_logits<DIM>(at, q, tokens, x);
+    piece_join<DIM>(at, x, into);
 }
 
 template <int DIM>

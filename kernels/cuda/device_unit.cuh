@@ -311,9 +311,46 @@ static __device__ __forceinline__ void write_partial(const struct cta &cta, uint
     }
 }
 
-/* --- the schedule for little work (kv_decode_short.cu) */
+/* --- joining the warps of a run */
+
+/* Left fold of the states of four warps; each does a quarter of the values and writes them. */
+template <int DIM>
+static __device__ __forceinline__ void unit_merge(const struct cta &cta, float *area,
+                                                  const struct cuda_kvops_unit &unit,
+                                                  uint32_t group, const state<DIM / 8> &mine) {
+    constexpr int COUNT = DIM / 8, QUARTER = COUNT / STATE_RUN_BLOCKS, FLOATS = COUNT * 32 + 8;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *to = area + warp * FLOATS;
+    state<QUARTER> total;
+
+    if (lane < STATE_HEADS) {
+        to[lane] = mine.max;
+        to[STATE_HEADS + lane] = mine.sum;
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        to[8 + i * 32 + lane] = mine.acc[i];
+    __syncthreads();
+    state_clear(total);
+#pragma unroll
+    for (int from = 0; from < STATE_RUN_BLOCKS; from++) {
+        const float *at = area + from * FLOATS;
+        state<QUARTER> part;
+        part.max = at[lane % 4];
+        part.sum = at[STATE_HEADS + lane % 4];
+#pragma unroll
+        for (int i = 0; i < QUARTER; i++)
+            part.acc[i] = at[8 + (warp * QUARTER + i) * 32 + lane];
+        state_fold(total, part);
+    }
+    write_partial<DIM>(cta, unit.item, group, warp * QUARTER, total);
+}
+
+/* --- the schedule for little work (kv_decode_short.cu), and sequences of the control codes
+ * (kv_control.cu) */
 
 cudaError_t decode_short_open(uint32_t ctas_out[2]);
 cudaError_t decode_short_launch(const struct cuda_kvops_launch *launch);
+cudaError_t control_launch(const struct cuda_kvops_launch *launch);
 
 #endif

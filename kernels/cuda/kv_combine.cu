@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
     uint32_t head = blockIdx.x / group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t runs = state_runs(seq), tails = state_tails(seq);
     uint32_t nodes = (runs + STATE_NODE_RUNS - 1) / STATE_NODE_RUNS;
-    bool rotated = seq->block_count > 0 && seq->blocks[0].tier != LAYOUT_TIER_BF16;
+    bool rotated = seq->block_count > 0 && seq->blocks[0].tier < LAYOUT_TIER_BF16;
     uint32_t first = plan.seqs[2 * blockIdx.y] + head * (runs + tails);
     partial_rows rows = {NULL, state_partial_floats(group, DIM), state_round16(group),
                          blockIdx.x % group};

@@ -157,39 +157,6 @@ attend_block(const struct cta &cta, page_work<DIM, WIDE> &work,
 
 /* --- joining the warps */
 
-/* Left fold of the warps' states; each warp does a quarter of the values and writes them. */
-template <int DIM>
-static __device__ __forceinline__ void merge(const struct cta &cta, float *area,
-                                             const struct cuda_kvops_unit &unit, uint32_t group,
-                                             const state<DIM / 8> &mine) {
-    constexpr int COUNT = DIM / 8, QUARTER = COUNT / WARPS, FLOATS = COUNT * 32 + 8;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *to = area + warp * FLOATS;
-    state<QUARTER> total;
-
-    if (lane < STATE_HEADS) {
-        to[lane] = mine.max;
-        to[STATE_HEADS + lane] = mine.sum;
-    }
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        to[8 + i * 32 + lane] = mine.acc[i];
-    __syncthreads();
-    state_clear(total);
-#pragma unroll
-    for (int from = 0; from < WARPS; from++) {
-        const float *at = area + from * FLOATS;
-        state<QUARTER> part;
-        part.max = at[lane % 4];
-        part.sum = at[STATE_HEADS + lane % 4];
-#pragma unroll
-        for (int i = 0; i < QUARTER; i++)
-            part.acc[i] = at[8 + (warp * QUARTER + i) * 32 + lane];
-        state_fold(total, part);
-    }
-    write_partial<DIM>(cta, unit.item, group, warp * QUARTER, total);
-}
-
 template <int DIM, int GROUPS>
 static __device__ __forceinline__ void merge_groups(const struct cta &cta, float *area,
                                                     const struct cuda_kvops_unit &unit,
@@ -198,7 +165,7 @@ static __device__ __forceinline__ void merge_groups(const struct cta &cta, float
     for (int n = 0; n < GROUPS; n++) {
         if (n > 0)
             __syncthreads();
-        merge<DIM>(cta, area, unit, unit.part * GROUPS + n, mine[n]);
+        unit_merge<DIM>(cta, area, unit, unit.part * GROUPS + n, mine[n]);
     }
 }
 
@@ -389,6 +356,10 @@ template <int DIM> static cudaError_t launch_dim(const struct cuda_kvops_launch 
 }
 
 extern "C" cudaError_t cuda_kvops_decode(const struct cuda_kvops_launch *launch) {
+    cudaError_t error = control_launch(launch);
+
+    if (error != cudaSuccess)
+        return error;
     if (launch->plan->form & CUDA_KVOPS_BRIEF)
         return decode_short_launch(launch);
     return launch->args->pool.geometry.head_dim == 64 ? launch_dim<64>(launch)

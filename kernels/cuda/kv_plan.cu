@@ -7,7 +7,8 @@
  * that is even, because a unit of one run costs a merge and a partial of its own. Runs and tail
  * pages, four at a time, go to the least loaded CTA. Nodes of a CTA follow each other, so that most
  * share their queries. Weights are times in units of a sixth of a run. Where a CTA per run fits on
- * the device at once, every CTA gets one and a warp per page (kv_decode_short.cu).
+ * the device at once, every CTA gets one and a warp per page (kv_decode_short.cu). Runs of the
+ * control codes are no units: a kernel of their own takes them (kv_control.cu).
  */
 #include <string.h>
 
@@ -35,6 +36,15 @@ static int is_bf16(const struct kvops_seq *seq) {
     return seq->block_count > 0 && seq->blocks[0].tier == LAYOUT_TIER_BF16;
 }
 
+static int is_control(const struct kvops_seq *seq) {
+    return seq->block_count > 0 && layout_tier_is_control((enum layout_tier)seq->blocks[0].tier);
+}
+
+/* Runs that are units of the plan. */
+static uint32_t unit_runs(const struct kvops_seq *seq) {
+    return is_control(seq) ? 0 : state_runs(seq);
+}
+
 static uint32_t nodes_of(const struct kvops_seq *seq) {
     return (state_runs(seq) + STATE_NODE_RUNS - 1) / STATE_NODE_RUNS;
 }
@@ -59,7 +69,7 @@ static uint32_t brief_of(const struct kvops_attend *args, const struct cuda_kvop
     for (uint32_t i = 0; i < args->seq_count; i++) {
         if (is_bf16(&args->seqs[i]))
             return 0;
-        units += state_runs(&args->seqs[i]) + tail_units(&args->seqs[i]);
+        units += unit_runs(&args->seqs[i]) + tail_units(&args->seqs[i]);
     }
     units *= (uint64_t)args->pool.geometry.kv_heads * parts;
     return units <= device->short_ctas[args->pool.geometry.head_dim == 128] ? CUDA_KVOPS_BRIEF : 0;
@@ -88,8 +98,8 @@ static void measure(struct planner *plan, const struct kvops_attend *args,
         uint32_t run = is_bf16(seq) ? WEIGHT_RUN_BF16 : WEIGHT_RUN;
         uint64_t each = (uint64_t)heads * plan->parts;
         plan->nodes += (size_t)heads * nodes_of(seq);
-        plan->full[is_bf16(seq)] += each * (state_runs(seq) / STATE_NODE_RUNS);
-        plan->weight += each * (state_runs(seq) * run + tail_units(seq) * WEIGHT_TAIL);
+        plan->full[is_bf16(seq)] += each * (unit_runs(seq) / STATE_NODE_RUNS);
+        plan->weight += each * (unit_runs(seq) * run + tail_units(seq) * WEIGHT_TAIL);
     }
     plan->units_off = args->seq_count * 2 * sizeof(uint32_t) + plan->nodes;
     plan->units_off = (plan->units_off + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
@@ -146,7 +156,7 @@ static void give_kind(struct planner *plan, enum cuda_kvops_kind kind) {
     for (uint32_t i = 0; i < plan->args->seq_count; i++) {
         const struct kvops_seq *seq = &plan->args->seqs[i];
         uint32_t items = state_runs(seq) + state_tails(seq);
-        uint32_t end = bf16 == is_bf16(seq) ? state_runs(seq) : 0;
+        uint32_t end = bf16 == is_bf16(seq) ? unit_runs(seq) : 0;
         for (uint32_t at = 0; at < heads * plan->parts; at++) {
             struct cuda_kvops_unit unit = {};
             unit.seq = i;
@@ -205,7 +215,8 @@ static void split_nodes(struct planner *plan, uint32_t grain) {
         for (uint32_t at = 0; at < heads * nodes; at++) {
             int full = (at % nodes + 1) * STATE_NODE_RUNS <= state_runs(seq);
             uint64_t *left = &whole[is_bf16(seq)];
-            int stay = grain == 1 || (grain != 2 && full && *left >= plan->parts);
+            int stay =
+                !is_control(seq) && (grain == 1 || (grain != 2 && full && *left >= plan->parts));
             if (stay && grain != 1)
                 *left -= plan->parts;
             if (stay)
@@ -230,7 +241,13 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
     plan.load = (uint32_t *)(plan.units + rounds_max(&plan) * plan.ctas);
     plan.count = plan.load + plan.ctas;
     memset(plan.load, 0, 2 * plan.ctas * sizeof *plan.load);
+    plan_out->control_runs[0] = plan_out->control_runs[1] = 0;
     for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kvops_seq *seq = &args->seqs[i];
+        if (is_control(seq)) {
+            uint32_t *longest = &plan_out->control_runs[seq->blocks[0].tier == LAYOUT_TIER_K8I4];
+            *longest = state_runs(seq) > *longest ? state_runs(seq) : *longest;
+        }
         seqs[2 * i] = item;
         seqs[2 * i + 1] = node;
         item += heads * (state_runs(&args->seqs[i]) + state_tails(&args->seqs[i]));

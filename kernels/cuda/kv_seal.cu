@@ -1,20 +1,18 @@
 /* kernels/cuda/kv_seal.cu - BF16 window pages to planes and META, bit-equal to the host twin.
  *
- * Responsible for: DESIGN section 4 steps 1-3 and the bit maps of section 4.1, one page of one
- * layer and KV head per CTA; the launcher.
- * Not responsible for: choosing slots, digests (kv_digest.cu).
+ * Responsible for: the bit maps of DESIGN section 4.1, one page of one layer and KV head per CTA;
+ * the launcher.
+ * Not responsible for: codes and scales (device_seal.cuh), FP8 and K8I4 (kv_control_seal.cu),
+ * choosing slots, digests (kv_digest.cu).
  *
  * Moves, per page, layer and KV head at head_dim 128: 32,768 B in, 12,544 B (K8V4) or 16,640 B
  * (K8V8) out; a block of 32 layers and 8 KV heads 46 MB. Expected: 60 us on an H200, bound by
  * shuffles and shared memory, not by device memory. Every product, sum and quotient is an
  * intrinsic that rounds alone, so nothing is contracted.
  */
-#include "kernels/cuda/device_state.cuh"
+#include "kernels/cuda/device_seal.cuh"
 
 enum { WARPS = 8, THREADS = 32 * WARPS };
-
-#define SCALE_MIN_BITS 0x0400
-#define ABSMAX_LIMIT 8384512.0f
 
 /* Codes of a page, rows padded so that reads across tokens meet different banks. */
 template <int DIM> struct page_codes {
@@ -22,66 +20,6 @@ template <int DIM> struct page_codes {
     int8_t value[2][LAYOUT_PAGE_TOKENS][ROW]; /* K codes, V codes plus 128 */
     uint16_t scale[2][LAYOUT_PAGE_TOKENS];
 };
-
-/* Address of the run of 16 tokens that token `t` of K (0) or V (1) of a page lies in. */
-template <int DIM>
-static __device__ __forceinline__ const uint16_t *
-token_at(const struct kvops_pool &pool, const struct kvops_page &page, uint32_t row, uint32_t value,
-         uint32_t t) {
-    uint32_t per_slot = pool.geometry.layers * pool.geometry.kv_heads;
-    uint32_t ordinal = row * 8 + value * 4 + t / LAYOUT_RUN_TOKENS;
-    uint64_t stride = (per_slot * 32 * DIM + LAYOUT_SLOT_UNIT - 1) / LAYOUT_SLOT_UNIT;
-    const uint8_t *slot = pool.slots + page.slot[ordinal / per_slot] * stride * LAYOUT_SLOT_UNIT;
-
-    return (const uint16_t *)(slot + (uint64_t)(ordinal % per_slot) * 32 * DIM) +
-           t % LAYOUT_RUN_TOKENS * DIM;
-}
-
-/* absmax / 128 as fp16, rounded up, at least the smallest normal number. */
-static __device__ __forceinline__ uint16_t scale_of(float absmax) {
-    uint32_t bits = __float_as_uint(__fmul_rn(absmax, 0x1p-7f));
-
-    if (absmax <= 0x1p-7f)
-        return SCALE_MIN_BITS;
-    return (uint16_t)((bits >> 13) - ((127 - 15) << 10) + ((bits & 0x1fff) != 0));
-}
-
-/* One vector by one warp; false when no scale can hold it. */
-template <int DIM>
-static __device__ __forceinline__ bool encode(const uint16_t *x, int8_t *codes, uint32_t flip,
-                                              uint16_t *scale_out) {
-    constexpr int OWN = DIM / 32;
-    uint32_t lane = threadIdx.x % 32;
-    float y[OWN], absmax = 0.0f;
-    bool finite = true;
-
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        y[i] = __uint_as_float((uint32_t)x[lane * OWN + i] << 16);
-        finite = finite && fabsf(y[i]) < INFINITY;
-    }
-    state_rotate<DIM>(y);
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        finite = finite && fabsf(y[i]) <= ABSMAX_LIMIT;
-        absmax = fmaxf(absmax, fabsf(y[i]));
-    }
-#pragma unroll
-    for (int stride = 16; stride > 0; stride /= 2)
-        absmax = fmaxf(absmax, __shfl_xor_sync(~0u, absmax, stride));
-    finite = __all_sync(~0u, finite);
-    uint16_t bits = finite ? scale_of(absmax) : (uint16_t)SCALE_MIN_BITS;
-    float scale = __half2float(__ushort_as_half(bits));
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        float code = floorf(__fdiv_rn(y[i], scale));
-        code = fminf(fmaxf(code, -128.0f), 127.0f);
-        codes[lane * OWN + i] = (int8_t)((finite ? (int)code : 0) ^ flip);
-    }
-    if (lane == 0)
-        *scale_out = bits;
-    return finite;
-}
 
 /* Tile of a plane, or NULL when the tier has none. */
 template <int DIM>
@@ -203,6 +141,8 @@ extern "C" cudaError_t cuda_kvops_seal(const struct kvops_seal *args, cudaStream
 
     if (error != cudaSuccess)
         return error;
+    if (layout_tier_is_control((enum layout_tier)args->block.tier))
+        return seal_control(args, stream);
     if (args->pool.geometry.head_dim == 64)
         seal_kernel<64><<<grid, THREADS, 0, stream>>>(*args, streams);
     else
