@@ -114,6 +114,8 @@ static void random_states_are_safe(void **state) {
 static void plans_count_tiers(void **state) {
     static const struct image_policy bf16 = {
         .recipe = IMAGE_RECIPE_BF16, .age_count = 0, .ages = {0}};
+    static const struct image_policy fp8 = {.recipe = IMAGE_RECIPE_FP8};
+    static const struct image_policy v1 = {.recipe = IMAGE_RECIPE_V1};
 
     (void)state;
     assert_int_equal(policy_plan(&ages, 0), 72);
@@ -122,6 +124,12 @@ static void plans_count_tiers(void **state) {
     /* 2,048 tokens: six blocks at distances 1728, 1472, 1216, 960, 704 and 448. */
     assert_int_equal(policy_plan(&ages, 2048), 72 + 8 + 9 + 9 + 10 + 10 + 12);
     assert_int_equal(policy_plan(&bf16, 2048), 72 + 6 * 32);
+    assert_int_equal(policy_plan(&fp8, 2048), 72 + 6 * 16);
+    assert_int_equal(policy_plan(&v1, 2048), 72 + 6 * 13);
+    /* Sessions of 131,072 tokens in 54.8 GiB of slots of 1 MiB. */
+    assert_int_equal(56115 / policy_plan(&bf16, 131072), 3);
+    assert_int_equal(56115 / policy_plan(&fp8, 131072), 6);
+    assert_int_equal(56115 / policy_plan(&v1, 131072), 8);
     assert_int_equal(slots_of(layout_tier_streams(LAYOUT_K6V3)), 9);
     assert_int_equal(slots_of(0), 0);
 }
