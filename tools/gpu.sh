@@ -52,10 +52,17 @@ compile_device() {
     done
 }
 
+# Not again where no source is newer.
 build() {
     [ -z "${GPU_BUILT:-}" ] || return 0
+    if [ "$(cat "$work/built" 2>/dev/null)" = "$arch" ] &&
+        [ -z "$(find kernels tests -name '*.[ch]*' -newer "$work/built" | head -n 1)" ]; then
+        return 0
+    fi
+    rm -f "$work/built"
     compile_host
     compile_device '' 'gpu_dense gpu_parity gpu_bench gpu_products'
+    echo "$arch" >"$work/built"
 }
 
 # --- checking
@@ -118,6 +125,10 @@ unpack_debs() {
 engine() {
     model=${MODEL:-${COLDPLANE_HOME:-$HOME/.coldplane}/models/$(sed -n 's/^model_name=//p' \
         tools/setup.sh)}
+    command -v make >/dev/null || [ -n "${GPU_BUILT:-}" ] || {
+        skip gpu_engine 'make is not installed'
+        return 0
+    }
     unpack_debs
     [ -n "${GPU_BUILT:-}" ] ||
         make -s CUDA=1 build/release/gen/packages 2>"$out/packages.txt" || {

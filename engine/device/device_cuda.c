@@ -24,10 +24,11 @@
 #include <string.h>
 
 enum {
-    SLICES = 4,            /* of a lane's ring … */
-    SLICE_BYTES = 4 << 20, /* … this large each */
+    SLICES = 4, /* of a lane's ring, this large each */
+    SLICE_BYTES = 4 << 20,
     GRAPHS_MAX = 64,
     RECORD_AFTER = 8,
+    BATCH_FIRST = CUDA_OPS_COPIES_MAX / 16,
     DIGEST_EXTENTS_MAX = 64,
     DIGEST_PIECES_MAX = 131072,
     UNUSABLE_SHARE = 16 /* without a limit, 1 / so much of the free memory is left to others */
@@ -49,12 +50,11 @@ struct graph {
         uint64_t shape;
         uint32_t ctas, form, control_runs[2];
     } key;
-    cudaGraphExec_t exec;
     uint32_t seen;
+    cudaGraphExec_t exec;
 };
 
-/* Of operations; it grows and never shrinks. */
-struct scratch {
+struct scratch { /* of operations; it grows and never shrinks */
     uint8_t *at;
     uint64_t bytes;
 };
@@ -213,18 +213,27 @@ static void use_slice(struct cuda *cuda, enum device_lane index) {
     lane->next = (lane->next + 1) % SLICES;
 }
 
-/* Direct copies of one call go in batches. */
-static void send(struct cuda *cuda, enum device_lane index, struct cuda_ops_copies *batch) {
-    (void)note(cuda, index, cuda_ops_copy(batch, cuda->lanes[index].stream), "copies");
-    batch->count = 0;
+/* Direct copies of one call go in batches, a small one first: while it is under way the next, twice
+ * as large, is handed over. */
+struct batch {
+    struct cuda_ops_copies copies;
+    uint32_t limit;
+};
+
+static void send(struct cuda *cuda, enum device_lane index, struct batch *batch) {
+    (void)note(cuda, index, cuda_ops_copy(&batch->copies, cuda->lanes[index].stream), "copies");
+    batch->copies.count = 0;
+    batch->limit += batch->limit < CUDA_OPS_COPIES_MAX ? batch->limit : 0;
 }
 
-static void add(struct cuda *cuda, enum device_lane index, struct cuda_ops_copies *batch,
+static void add(struct cuda *cuda, enum device_lane index, struct batch *batch,
                 const struct device_copy *copy) {
-    batch->to[batch->count] = copy->to;
-    batch->from[batch->count] = copy->from;
-    batch->bytes[batch->count++] = copy->bytes;
-    if (batch->count == CUDA_OPS_COPIES_MAX)
+    uint32_t i = batch->copies.count++;
+
+    batch->copies.to[i] = copy->to;
+    batch->copies.from[i] = copy->from;
+    batch->copies.bytes[i] = copy->bytes;
+    if (batch->copies.count == batch->limit)
         send(cuda, index, batch);
 }
 
@@ -246,7 +255,7 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
                                 const struct device_copy *copies, uint32_t count) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, index);
-    struct cuda_ops_copies batch = {.count = 0};
+    struct batch batch = {.limit = BATCH_FIRST};
     enum kv_err err = KV_OK;
     int direct = 0;
 
@@ -289,7 +298,7 @@ static enum kv_err cuda_copy_out(struct device *device, enum device_lane index,
                                  const struct device_copy *copies, uint32_t count) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, index);
-    struct cuda_ops_copies batch = {.count = 0};
+    struct batch batch = {.limit = BATCH_FIRST};
     enum kv_err err;
 
     for (uint32_t i = count; i-- > 0;) { /* the last one is the large one, small ones wait for it */
@@ -554,11 +563,11 @@ static void cuda_matmul(struct device *device, const struct device_matmuls *args
     struct cuda *cuda = cuda_of(device);
     uint64_t bytes =
         cuda_ops_matmul_scratch_bytes(args->args->rows, args->singles, args->args->weight.k);
+    void *at = scratch(cuda, &cuda->matmul_scratch, bytes);
     struct cuda_ops_matmul launch = {&cuda->ops, args->args,      args->count, args->singles,
-                                     NULL,       step_of(device), args->norm,  args->glu};
+                                     at,         step_of(device), args->norm,  args->glu};
 
-    launch.scratch = scratch(cuda, &cuda->matmul_scratch, bytes);
-    check(cuda, bytes && !launch.scratch ? cudaErrorMemoryAllocation : cuda_ops_matmul(&launch),
+    check(cuda, bytes && !at ? cudaErrorMemoryAllocation : cuda_ops_matmul(&launch),
           "matrix product");
 }
 
@@ -605,10 +614,8 @@ static void cuda_seal(struct device *device, const struct kvops_seal *args) {
 }
 
 static enum kv_err cuda_append(struct device *device, const struct kvops_append *args) {
-    struct cuda *cuda = cuda_of(device);
-    cudaError_t error = cuda_kvops_append(args, step_of(device));
-
-    return error == cudaSuccess ? KV_OK : note(cuda, DEVICE_STEP, error, "keeping K and V");
+    return note(cuda_of(device), DEVICE_STEP, cuda_kvops_append(args, step_of(device)),
+                "keeping K and V");
 }
 
 /* --- opening */
