@@ -348,6 +348,10 @@ void engine_breathe(struct engine *engine) {
         hooks->breathe(hooks->context);
 }
 
+int engine_lost(const struct engine *engine) {
+    return engine->device->lost;
+}
+
 enum kv_err engine_inner_device(struct engine *engine, struct kv_diag *diag) {
     return kv_diag_set(diag, KV_ERR_DEVICE, "%s: %s%s", engine->device->name,
                        engine->device->trouble,

@@ -133,6 +133,9 @@ struct engine_event {
 enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint32_t *count_out,
                         struct kv_diag *diag);
 
+/* 1 when the device is lost, whatever call has found out: all that is left is to close. */
+int engine_lost(const struct engine *engine);
+
 /* Policy `pressure`. relieve lowers sessions until `slots` beyond the reserve are free, as far as
  * durable planes allow, and returns how many it freed. balance, between steps or while waiting,
  * applies what was posted and does what the watermarks ask for; 0: there was nothing to do, as for

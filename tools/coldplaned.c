@@ -7,6 +7,8 @@
  *
  * The first TERM or INT ends it: no new request is taken, answers under way may end within
  * stop-seconds, every session is made durable. A second one ends the answers at their next token.
+ * A device that is lost ends it as TERM does, with an exit code that starts it again where systemd
+ * watches: what was saved is safe.
  * A command that does not end is left behind with its session, which stays as it was last saved:
  * then the log names it, and the exit code is not 0.
  */
@@ -28,6 +30,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -49,6 +52,7 @@ struct daemon {
     struct daemon_http *http;
     char receipts_dir[CONFIG_PATH_BYTES + 16];
     struct receipt_keep keep;
+    atomic_int lost; /* the device is; set by the thread that has found out */
 };
 
 /* --- log: whole lines, so that threads do not mix theirs */
@@ -107,11 +111,19 @@ static enum kv_err check(struct daemon *daemon, struct kv_diag *diag) {
     return KV_OK;
 }
 
+static void on_lost(void *context) {
+    struct daemon *daemon = context;
+    daemon->lost = 1;
+    log_line(NULL, "the device is lost");
+    (void)kill(getpid(), SIGTERM);
+}
+
 static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
     struct config *config = &daemon->config;
     enum kv_err err = cmd_open_service(&daemon->cmd, 0, &daemon->service, diag);
     if (err != KV_OK)
         return err;
+    service_on_lost(daemon->service, on_lost, daemon);
     daemon->keep = cmd_receipts(&daemon->cmd, daemon->receipts_dir);
     if (!config->no_key)
         err = daemon_keys_open(config->home, daemon->cmd.alloc, &daemon->keys, diag);
@@ -283,6 +295,9 @@ static enum kv_err run(struct daemon *daemon, struct kv_diag *diag) {
         log_line(NULL, "stopping");
         daemon_notify("STOPPING=1");
         err = end(daemon, diag);
+        if (daemon->lost)
+            err = kv_diag_set(diag, KV_ERR_DEVICE,
+                              "the device is lost; what was saved is safe: start again");
     } else if (daemon->control != NULL &&
                !control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns)) {
         leave_behind(err, diag);

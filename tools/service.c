@@ -442,6 +442,11 @@ void service_on_receipt(struct service *service, service_receipt receipt, void *
     service->receipt_context = context;
 }
 
+void service_on_lost(struct service *service, void (*lost)(void *context), void *context) {
+    service->lost = lost;
+    service->lost_context = context;
+}
+
 uint64_t service_receipt_id(const struct service *service) {
     return service->receipt_id;
 }

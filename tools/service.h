@@ -151,6 +151,9 @@ const struct kv_alloc *service_alloc(struct service *service);
 const struct kv_clock *service_clock(struct service *service);
 /* Another one for receipts from now on. */
 void service_on_receipt(struct service *service, service_receipt receipt, void *context);
+/* Told once when the device is lost, by whichever thread has found out as it leaves the service: to
+ * be set before service_share. Whoever uses a service that is not shared is told by every call. */
+void service_on_lost(struct service *service, void (*lost)(void *context), void *context);
 /* What was returned for the newest receipt. */
 uint64_t service_receipt_id(const struct service *service);
 /* What the hooks could not report by a code, such as an idle session that could not be put to

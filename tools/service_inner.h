@@ -30,6 +30,8 @@ struct service {
     struct service_wakes wakes;
     service_receipt receipt;
     void *receipt_context;
+    void (*lost)(void *context); /* NULL: nobody asks, or was told */
+    void *lost_context;
     uint64_t receipt_id;    /* of the newest */
     struct snap_tend *tend; /* NULL when read-only */
     uint32_t sessions_max;

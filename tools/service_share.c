@@ -57,8 +57,15 @@ void service_enter(struct service *service) {
 }
 
 void service_leave(struct service *service) {
-    if (service->shared)
-        baton_give(&service->baton);
+    if (!service->shared)
+        return;
+#ifndef BREAK_LOST_UNTOLD
+    if (service->lost != NULL && engine_lost(service->engine)) {
+        service->lost(service->lost_context);
+        service->lost = NULL;
+    }
+#endif
+    baton_give(&service->baton);
 }
 
 static void kick(struct service *service) {

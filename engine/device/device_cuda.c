@@ -151,10 +151,9 @@ static uint64_t cuda_room(struct device *device) {
 }
 
 static void *pin(void *context, uint64_t bytes) {
-    const struct cuda *cuda = context;
     void *at = NULL;
 
-    (void)cudaSetDevice(cuda->index);
+    (void)cudaSetDevice(((const struct cuda *)context)->index);
     if (cudaHostAlloc(&at, bytes, cudaHostAllocPortable) != cudaSuccess)
         at = NULL;
     (void)cudaGetLastError();
