@@ -48,7 +48,8 @@ struct index_copy {
 };
 void index_copy_release(const struct kv_alloc *alloc, struct index_copy *copy);
 
-/* The raw entry, not yet checked. KV_ERR_NOT_FOUND, KV_ERR_CORRUPT, KV_ERR_IO, KV_ERR_NOMEM. */
+/* The raw entry, not yet checked. KV_ERR_NOT_FOUND, KV_ERR_CORRUPT, KV_ERR_IO (also: another
+ * process has replaced the index that this one reads), KV_ERR_NOMEM. */
 enum kv_err index_get(struct index *index, const void *key, size_t key_bytes,
                       struct index_copy *copy, struct kv_diag *diag);
 

@@ -30,6 +30,7 @@ struct index {
     const struct kv_alloc *alloc;
     const struct io_door *door;
     int dir;
+    int reads_only;
     MDB_env *env;
     MDB_dbi records;
     MDB_dbi states;
@@ -207,6 +208,7 @@ enum kv_err index_open(const struct index_options *options, struct index **out,
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the index");
     index->alloc = options->alloc;
     index->door = options->door;
+    index->reads_only = options->mode == INDEX_READ;
     index->dir = -1;
     pthread_rwlock_init(&index->resize, NULL);
     if (options->mode != INDEX_READ) {
@@ -252,8 +254,27 @@ static int resize_map(struct index *index, size_t bytes) {
     return rc;
 }
 
+/* 1 when a writer of another process has put a new index in the place of this one, which says where
+ * everything was before. */
+static int is_replaced(const struct index *index) {
+    struct io_file_info info;
+    return index->reads_only &&
+           index->door->info_at(index->door->context, index->dir, "data.mdb", &info) == ENOENT;
+}
+
+static enum kv_err read_refused(int rc, struct kv_diag *diag) {
+    if (rc == ESTALE)
+        return kv_diag_set(diag, KV_ERR_IO,
+                           "the index was made anew by another program meanwhile: run this again");
+    return translate(rc, diag, "read");
+}
+
 /* On 0 the caller holds `resize` shared and ends with end_read. */
 static int begin_read(struct index *index, MDB_txn **txn_out) {
+#ifndef BREAK_REPLACED_UNSEEN
+    if (is_replaced(index))
+        return ESTALE;
+#endif
     for (int attempt = 0;; attempt++) {
         pthread_rwlock_rdlock(&index->resize);
         int rc = mdb_txn_begin(index->env, NULL, MDB_RDONLY, txn_out);
@@ -301,7 +322,7 @@ enum kv_err index_get(struct index *index, const void *key, size_t key_bytes,
     MDB_val data;
     int rc = begin_read(index, &txn);
     if (rc != 0)
-        return translate(rc, diag, "read");
+        return read_refused(rc, diag);
     rc = mdb_get(txn, index->records, &name, &data);
     enum kv_err err = translate(rc, diag, "look up a key");
     if (err == KV_OK)
@@ -338,7 +359,7 @@ enum kv_err index_next(struct index *index, const struct index_range *range,
     MDB_val data = {0, NULL};
     int rc = begin_read(index, &txn);
     if (rc != 0)
-        return translate(rc, diag, "read");
+        return read_refused(rc, diag);
     rc = mdb_cursor_open(txn, index->records, &cursor);
     if (rc == 0)
         rc = seek(cursor, range, &key, &data);
@@ -369,7 +390,7 @@ enum kv_err index_state(struct index *index, struct fmt_state *out, struct kv_di
     MDB_val data;
     int rc = begin_read(index, &txn);
     if (rc != 0)
-        return translate(rc, diag, "read");
+        return read_refused(rc, diag);
     rc = mdb_get(txn, index->states, &key, &data);
     enum kv_err err = translate(rc, diag, "read its state");
     if (err == KV_OK) {

@@ -72,8 +72,8 @@ enum kv_err store_open(const struct store_options *options, struct store **out,
                        struct kv_diag *diag);
 
 /* Makes the index anew from the segments while the store is open for writing: what LMDB has freed
- * of the one before is gone with it. Readers of this process go on; those of others see no later
- * batch until they open again. `note_out` says what was found, as store_stats does of an opening.
+ * of the one before is gone with it. Readers of this process go on; those of others are told
+ * to open again (KV_ERR_IO). `note_out` says what was found, as store_stats does of an opening.
  * The thread that owns batches, with none open. KV_ERR_MISMATCH segments and index do not say the
  * same, and nothing was changed; KV_ERR_INVALID read-only, KV_ERR_BUSY a batch is open,
  * KV_ERR_CORRUPT, KV_ERR_IO, KV_ERR_NO_SPACE, KV_ERR_NOMEM: as it was, or nothing more is written.

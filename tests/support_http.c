@@ -39,7 +39,7 @@ void support_http_fill(struct http_world *world) {
         .address = "127.0.0.1",
         .keys = world->keys,
         .key_count = 2,
-        .model = "Tiny-1.gguf",
+        .model = "Tiny-1",
         .sampler = {.temperature = 1, .top_p = 1, .top_k = UINT32_MAX, .seed = 0},
         .tokens_max = 4096,
         .seed = testing_seed("ids", 1),

@@ -94,7 +94,7 @@ static void ps_tells_who_is_where(void **state) {
     cli_call(cli, "ps", NULL);
     cli_good(cli);
     assert_non_null(strstr(cli->out, "3 sessions: 1 working, 1 awake, 1 asleep; writer pid "));
-    assert_non_null(strstr(cli->out, " long  (1 wait)  (not saved)\n"));
+    assert_non_null(strstr(cli->out, " long  (1 wait)\n"));
     assert_non_null(strstr(cli->out, " b  (pinned)\n"));
     assert_int_equal(kill(works, SIGTERM), 0);
     assert_int_equal(daemon_client_end(works), 3);

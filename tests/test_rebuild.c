@@ -3,7 +3,8 @@
  * Responsible for: a rebuilt index equals the lost one record for record, what cannot be rebuilt is
  * said, and an empty list is never the answer to damage.
  * Not responsible for: crashes (test_recover.c).
- * Broken twins: BREAK_LAST_REPLAY, BREAK_REINDEX_AGREE.
+ * Broken twins: BREAK_LAST_REPLAY, BREAK_REINDEX_AGREE,
+ * BREAK_REPLACED_UNSEEN.
  */
 #include "store/store.h"
 
@@ -420,6 +421,46 @@ static void an_open_store_gets_a_new_index(void **state) {
     free(before);
 }
 
+/* A process that reads is told, and never led to where something was before. */
+static void a_reader_of_the_old_index_is_told(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES], note[STORE_NOTE_BYTES], word;
+    int to_child[2], to_parent[2], status = 0;
+    testing_temp_dir(dir);
+    make_history(dir);
+    assert_int_equal(pipe(to_child), 0);
+    assert_int_equal(pipe(to_parent), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct store_options options = support_store_options(dir);
+        struct store_record record;
+        struct kv_diag diag = {""};
+        options.read_only = 1;
+        struct store *store = support_store_open(&options);
+        int good = support_store_matches(store, 16, 1, 1);
+        good &= write(to_parent[1], "r", 1) == 1 && read(to_child[0], &word, 1) == 1;
+        good &= store_get(store, "r00016", 6, &record, &diag) == KV_ERR_IO;
+        good &= strstr(diag.text, "run this again") != NULL;
+        store_close(store);
+        store = support_store_open(&options);
+        good &= support_store_matches(store, 16, 1, 1);
+        _exit(good ? 0 : 1);
+    }
+    assert_int_equal(read(to_parent[0], &word, 1), 1);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    assert_int_equal(store_reindex(store, note, NULL), KV_OK);
+    assert_int_equal(write(to_child[1], "g", 1), 1);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    store_close(store);
+    for (int i = 0; i < 2; i++) {
+        close(to_child[i]);
+        close(to_parent[i]);
+    }
+}
+
 /* A batch that the segments have lost is not lost in the index, too. */
 static void a_new_index_that_knows_less_is_refused(void **state) {
     (void)state;
@@ -454,6 +495,7 @@ static void a_new_index_that_knows_less_is_refused(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(lost_index_comes_back_equal),
              cmocka_unit_test(an_open_store_gets_a_new_index),
+             cmocka_unit_test(a_reader_of_the_old_index_is_told),
              cmocka_unit_test(a_new_index_that_knows_less_is_refused),
              cmocka_unit_test(reader_rebuilds_under_the_lock), cmocka_unit_test(damaged_index_file),
              cmocka_unit_test(flipped_index_byte), cmocka_unit_test(index_of_another_store),

@@ -164,9 +164,9 @@ static const struct cmd_entry entries[] = {
      "  coldplane top\n  coldplane top --once\n", 0, 0, CONFIG_TOP, cmd_top},
     {"ps", "", "who is awake, at work or asleep, and what waits",
      "Each session with its state, tokens, slots, since when it is so, and who works on it: a\n"
-     "request by its id, a command with its process; else whose it is. (not saved) has tokens "
-     "that\n"
-     "are in memory only, (N wait) says how many stand in line. Above it slots, requests, "
+     "request by its id, a command with its process; else whose it is. (not saved) is one whose\n"
+     "newest tokens are in memory only, (N wait) says how many stand in line. Above it slots, "
+     "requests, "
      "commands\n"
      "and writes that wait; a warning while the disk is nearly full or something could not be\n"
      "saved. Where no daemon holds the store, all sessions are asleep. Needs no model.",

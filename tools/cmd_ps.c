@@ -279,7 +279,8 @@ static void tell_line(FILE *out, const struct line *line) {
     text_print_clean(out, line->name, strlen(line->name));
     if (line->waiting != 0)
         fprintf(out, "  (%" PRIu32 " wait)", line->waiting);
-    if (line->unsaved)
+    /* Whoever works on it saves it at the end. */
+    if (line->unsaved && !line->working)
         fprintf(out, "  (not saved)");
     if (line->pinned)
         fprintf(out, "  (pinned)");

@@ -316,14 +316,18 @@ static enum MHD_Result start_worker(struct http_exchange *exchange) {
     return MHD_YES;
 }
 
-int http_is_model(const struct http *http, const char *name) {
+/* Without the end that the file's name may have. */
+static size_t stem_of(const char *name) {
     static const char end[] = ".gguf";
+    size_t length = strlen(name), more = sizeof end - 1;
+    return length > more && strcasecmp(name + length - more, end) == 0 ? length - more : length;
+}
+
+int http_is_model(const struct http *http, const char *name) {
     const char *model = http->options.model;
-    size_t length = strlen(model), more = sizeof end - 1;
-    if (strcasecmp(name, model) == 0 || strcasecmp(name, "default") == 0)
-        return 1;
-    return length > more && strcasecmp(model + length - more, end) == 0 &&
-           strlen(name) == length - more && strncasecmp(name, model, length - more) == 0;
+    size_t stem = stem_of(name);
+    return strcasecmp(name, "default") == 0 ||
+           (stem == stem_of(model) && strncasecmp(name, model, stem) == 0);
 }
 
 void http_no_model(const struct http *http, const char *name, struct http_error *error_out) {
