@@ -303,22 +303,30 @@ void snapshot_backlog(struct snapshot *snapshot, uint32_t *queued_out,
 }
 
 void snapshot_writer_take(struct snapshot *snapshot) {
-    pthread_mutex_lock(&snapshot->batches);
+    snap_writer_take(&snapshot->writer);
 }
 
 void snapshot_writer_give(struct snapshot *snapshot) {
-    pthread_mutex_unlock(&snapshot->batches);
+    snap_writer_give(&snapshot->writer);
+}
+
+int snapshot_writer_lend(struct snapshot *snapshot) {
+    return snap_writer_lend(&snapshot->writer);
 }
 
 /* Whoever holds the writer never waits to be the scheduler thread: the one that is it would wait
  * for the writer. So the wait and the taking are two things. */
 void snap_spill_writer_take(struct snapshot *snapshot) {
-    while (pthread_mutex_trylock(&snapshot->batches) != 0) {
+    if (snap_writer_try(&snapshot->writer))
+        return;
+    snap_writer_want(&snapshot->writer, 1);
+    do {
         engine_away(snapshot->engine);
         snapshot_writer_take(snapshot);
         snapshot_writer_give(snapshot);
         engine_back(snapshot->engine);
-    }
+    } while (!snap_writer_try(&snapshot->writer));
+    snap_writer_want(&snapshot->writer, -1);
 }
 
 static void *spill_main(void *context) {
@@ -382,7 +390,7 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->leaving_context = settings->leaving_context;
     snap_lines_init(&snapshot->lines, settings->alloc, settings->store, settings->engine);
     pthread_mutex_init(&snapshot->lock, NULL);
-    pthread_mutex_init(&snapshot->batches, NULL);
+    snap_writer_init(&snapshot->writer);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -453,7 +461,7 @@ void snapshot_close(struct snapshot *snapshot) {
     pthread_cond_destroy(&snapshot->work);
     pthread_cond_destroy(&snapshot->rest);
     pthread_mutex_destroy(&snapshot->lock);
-    pthread_mutex_destroy(&snapshot->batches);
+    snap_writer_release(&snapshot->writer);
     kv_alloc_release(snapshot->alloc, snapshot);
 }
 

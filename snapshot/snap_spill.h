@@ -12,6 +12,7 @@
 
 #include "snapshot/snap_line.h"
 #include "snapshot/snap_room.h"
+#include "snapshot/snap_writer.h"
 #include "snapshot/snapshot.h"
 
 #include <pthread.h>
@@ -63,7 +64,7 @@ struct snapshot {
     void *leaving_context;
     struct snap_lines lines;
 
-    pthread_mutex_t batches; /* held by whoever writes to the store; taken before `lock` */
+    struct snap_writer writer; /* held by whoever writes to the store; taken before `lock` */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t work, rest; /* something to do; something was done */

@@ -113,6 +113,9 @@ void snapshot_backlog(struct snapshot *snapshot, uint32_t *queued_out,
  * not become the scheduler thread before it gives it back. */
 void snapshot_writer_take(struct snapshot *snapshot);
 void snapshot_writer_give(struct snapshot *snapshot);
+/* The holder lets everybody write who waits for it, and has it again; what it knows of the store is
+ * old then. 1 when there was anybody. */
+int snapshot_writer_lend(struct snapshot *snapshot);
 
 /* Reading and removing need no engine, so the CLI lists and removes without a model. */
 struct snapshot_entry {

@@ -52,6 +52,9 @@ struct gc {
     size_t mover_count, mover_capacity;
     uint8_t *keys;
     size_t keys_bytes, keys_capacity;
+    uint32_t *tried; /* segments that are gone or were left */
+    size_t tried_count, tried_capacity;
+    uint32_t end_segment; /* no later one is looked at: what is written meanwhile */
     uint64_t begin_ns, paced_bytes, moved_all;
     struct store_batch *batch;
     uint64_t batch_bytes;
@@ -176,9 +179,27 @@ static int by_segment(const void *a, const void *b) {
     return x->key_off < y->key_off ? -1 : x->key_off > y->key_off;
 }
 
+static int was_tried(const struct gc *gc, uint32_t number) {
+    for (size_t i = 0; i < gc->tried_count; i++)
+        if (gc->tried[i] == number)
+            return 1;
+    return number > gc->end_segment;
+}
+
+static enum kv_err try_once(struct gc *gc, uint32_t number) {
+    void *tried = gc->tried;
+    if (!kv_alloc_grow(gc->alloc, &tried, &gc->tried_capacity, gc->tried_count + 1,
+                       sizeof *gc->tried))
+        return kv_diag_set(gc->diag, KV_ERR_NOMEM, "no memory for the list of segments");
+    gc->tried = tried;
+    gc->tried[gc->tried_count++] = number;
+    return KV_OK;
+}
+
 /* Keeps the sparse ones; the open segment is one on request only. */
 static void choose(struct gc *gc) {
     size_t kept = 0;
+    gc->moved_all = gc->report->moved_bytes;
     for (size_t i = 0; i < gc->use_count; i++) {
         const struct segment_use *use = &gc->uses[i];
         int is_open = use->number == gc->store->state.tail.segment;
@@ -186,8 +207,9 @@ static void choose(struct gc *gc) {
 #ifdef BREAK_GC_OPEN
         stays = is_open;
 #endif
-        if (stays || use->live_bytes >= use->bytes / 100 * gc->options->live_percent +
-                                            use->bytes % 100 * gc->options->live_percent / 100)
+        if (stays || was_tried(gc, use->number) ||
+            use->live_bytes >= use->bytes / 100 * gc->options->live_percent +
+                                   use->bytes % 100 * gc->options->live_percent / 100)
             continue;
         gc->moved_all += use->live_bytes;
         gc->uses[kept++] = *use;
@@ -197,7 +219,7 @@ static void choose(struct gc *gc) {
         qsort(gc->uses, kept, sizeof *gc->uses, by_live);
     if (gc->mover_count != 0)
         qsort(gc->movers, gc->mover_count, sizeof *gc->movers, by_segment);
-    gc->report->sparse = (uint32_t)kept;
+    gc->report->sparse = (uint32_t)(kept + gc->tried_count);
 }
 
 /* --- moving */
@@ -566,8 +588,33 @@ static enum kv_err punch(struct gc *gc) {
     return err;
 }
 
+/* Others have written: which records stand where, and what is live, is another thing now. */
+static enum kv_err look_again(struct gc *gc) {
+    kv_alloc_release(gc->alloc, gc->uses);
+    gc->uses = NULL;
+    gc->use_count = gc->mover_count = gc->keys_bytes = 0;
+    enum kv_err err = list_segments(gc);
+    if (err == KV_OK)
+        err = count_live(gc);
+    if (err == KV_OK)
+        choose(gc);
+    return err;
+}
+
+/* 1: others have written meanwhile. */
+static int lend(struct gc *gc) {
+    uint64_t sequence = store_sequence(gc->store);
+    if (gc->options->lend != NULL)
+        gc->options->lend(gc->options->context);
+#ifdef BREAK_GC_LENT
+    return 0;
+#endif
+    return store_sequence(gc->store) != sequence;
+}
+
 static enum kv_err run(struct gc *gc) {
     enum kv_err err = KV_OK;
+    gc->end_segment = gc->store->state.tail.segment;
     KV_TRY(list_segments(gc));
     KV_TRY(punch(gc));
     if (gc->options->punch_only)
@@ -576,11 +623,16 @@ static enum kv_err run(struct gc *gc) {
     choose(gc);
     if (gc->options->dry_run)
         dry_run(gc);
-    for (size_t i = 0; i < gc->use_count && !gc->options->dry_run; i++) {
-        KV_TRY(empty_segment(gc, &gc->uses[i]));
+    for (size_t i = 0; i < gc->use_count && !gc->options->dry_run;) {
+        KV_TRY(try_once(gc, gc->uses[i].number));
+        KV_TRY(empty_segment(gc, &gc->uses[i++]));
         gc->report->stopped |= pace(gc, 0);
         if (gc->report->stopped)
             break;
+        if (lend(gc)) {
+            KV_TRY(look_again(gc));
+            i = 0;
+        }
     }
 done:
     return err;
@@ -609,6 +661,7 @@ enum kv_err store_gc(struct store *store, const struct store_gc_options *options
     report_store(&gc, &report_out->segments_after, &report_out->segment_bytes_after);
     index_copy_release(gc.alloc, &gc.copy);
     kv_alloc_release(gc.alloc, gc.uses);
+    kv_alloc_release(gc.alloc, gc.tried);
     kv_alloc_release(gc.alloc, gc.movers);
     kv_alloc_release(gc.alloc, gc.keys);
     return err;

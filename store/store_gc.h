@@ -30,6 +30,9 @@ struct store_gc_options {
      * NULL is allowed without a rate. */
     int (*pause)(void *context, uint64_t ns);
     void (*progress)(void *context, uint64_t done_bytes, uint64_t all_bytes); /* NULL is allowed */
+    /* Called behind every segment that was moved: until it returns others may own batches. What
+     * they have written is looked at before the next one. NULL: nobody else writes. */
+    void (*lend)(void *context);
     void *context;
 };
 /* Usual values: 50 %, unbounded. */

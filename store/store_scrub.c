@@ -179,6 +179,8 @@ static enum kv_err run(struct scrub *scrub) {
             return err;
         if (pace(scrub))
             return save_mark(scrub);
+        if (scrub->args->lend != NULL)
+            scrub->args->lend(scrub->args->context);
     }
     int ended = 0;
     enum kv_err err = scrub->store->writer != NULL ? check_chain(scrub, &ended) : KV_OK;

@@ -23,6 +23,9 @@ struct store_scrub_args {
      * goes on there. NULL is allowed without a rate. */
     int (*pause)(void *context, uint64_t ns);
     void (*progress)(void *context, uint64_t done_bytes, uint64_t all_bytes); /* NULL is allowed */
+    /* Called behind every record: until it returns others may own batches. Not while the segments
+     * are looked at, behind the last record. NULL: nobody else writes. */
+    void (*lend)(void *context);
     /* A record whose extents are not what was put, named by its first bad one; or what is wrong
      * with a batch record. */
     void (*bad)(void *context, const struct store_fsck_finding *finding);

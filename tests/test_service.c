@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct fixture {
@@ -602,7 +603,7 @@ struct branching {
     struct service *service;
     struct session *session;
     uint64_t n;
-    sem_t entered;
+    sem_t entered, left;
     enum kv_err err;
     struct kv_diag diag;
 };
@@ -614,10 +615,28 @@ static void *branch_main(void *context) {
     branching->err = snapshot_branch(service_snapshot(branching->service), branching->session,
                                      branching->n, &branching->diag);
     service_leave(branching->service);
+    sem_post(&branching->left);
     return NULL;
 }
 
-/* While somebody else writes to the store, who waits to write keeps nobody from the engine. */
+/* 1 when the other one has written although the writer was only lent, between two pieces. */
+static int lend_until_left(struct branching *branching) {
+    enum { TRIES = 200 };
+    int left = 0;
+    for (int i = 0; i < TRIES && !left; i++) {
+        struct timespec until;
+        (void)snapshot_writer_lend(service_snapshot(branching->service));
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 20000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        left = sem_timedwait(&branching->left, &until) == 0;
+    }
+    return left;
+}
+
+/* While somebody else writes to the store, who waits to write keeps nobody from the engine, and
+ * goes between two pieces of a long work. BREAK_WRITER_LEND makes it wait for the last one. */
 static void waiting_for_the_writer_holds_nobody_up(void **state) {
     enum { SECONDS_MAX = 60 };
     struct fixture *fixture = *state;
@@ -638,6 +657,7 @@ static void waiting_for_the_writer_holds_nobody_up(void **state) {
     branching.n = info.n;
     assert_int_equal(service_share(fixture->service, &fixture->diag), KV_OK);
     sem_init(&branching.entered, 0, 0);
+    sem_init(&branching.left, 0, 0);
     snapshot_writer_take(service_snapshot(fixture->service));
     assert_int_equal(pthread_create(&thread, NULL, branch_main, &branching), 0);
     sem_wait(&branching.entered);
@@ -645,10 +665,13 @@ static void waiting_for_the_writer_holds_nobody_up(void **state) {
     service_enter(fixture->service);
     alarm(0);
     service_leave(fixture->service);
+    int written = lend_until_left(&branching);
     snapshot_writer_give(service_snapshot(fixture->service));
     pthread_join(thread, NULL);
     service_unshare(fixture->service);
     sem_destroy(&branching.entered);
+    sem_destroy(&branching.left);
+    assert_true(written);
     if (branching.err != KV_OK)
         fail_msg("branch: %s", branching.diag.text);
 }

@@ -181,6 +181,62 @@ static void many_rounds(void **state) {
     }
 }
 
+struct lent {
+    struct store *store;
+    unsigned calls;
+};
+
+/* Records that are to be moved yet go, others get other extents. */
+static void write_meanwhile(void *context) {
+    struct lent *lent = context;
+    if (lent->calls++ != 0)
+        return;
+    delete_range(lent->store, 0, RECORDS / 2, 6);
+    for (unsigned i = RECORDS / 2; i < RECORDS; i += 6)
+        assert_int_equal(support_store_commit(lent->store, i, i + 1, 2, NULL), KV_OK);
+}
+
+static void lent_right(struct store *store) {
+    for (unsigned i = 0; i < RECORDS; i += 6)
+        assert_true(i < RECORDS / 2 ? support_store_absent(store, i)
+                                    : support_store_matches(store, i, 2, 1));
+    for (unsigned i = 100; i < 118; i++)
+        assert_true(support_store_matches(store, i, 1, 1));
+    for (unsigned i = 300; i < 320; i++)
+        assert_true(support_store_matches(store, i, 1, 1));
+}
+
+/* BREAK_GC_LENT goes on with what it knew before others wrote. */
+static void others_write_between_segments(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    testing_temp_dir(dir);
+    make_garbage(dir);
+    struct store_options options = support_store_options(dir);
+    struct lent lent = {.store = support_store_open(&options)};
+    struct store_gc_options gc = store_gc_options_usual();
+    struct store_gc_report report;
+    struct kv_diag diag = {""};
+    gc.lend = write_meanwhile;
+    gc.context = &lent;
+    if (store_gc(lent.store, &gc, &report, &diag) != KV_OK)
+        fail_msg("gc: %s", diag.text);
+    assert_true(lent.calls > 2);
+    assert_int_equal(report.removed, lent.calls);
+    assert_int_equal(report.removed, report.sparse);
+    lent_right(lent.store);
+    char *before = support_store_dump(lent.store);
+    store_close(lent.store);
+    support_store_remove_index(dir);
+    lent.store = support_store_open(&options);
+    char *after = support_store_dump(lent.store);
+    assert_string_equal(before, after);
+    lent_right(lent.store);
+    store_close(lent.store);
+    free(before);
+    free(after);
+}
+
 /* One batch with one record of incompressible bytes. */
 static void put_bytes(struct store *store, const char *key, size_t size) {
     struct testing_random random;
@@ -607,7 +663,8 @@ static void a_move_fits_or_is_refused(void **state) {
     check_rebuilt(dir);
 }
 
-TESTING_MAIN(cmocka_unit_test(frees_what_nobody_uses), cmocka_unit_test(many_rounds),
+TESTING_MAIN(cmocka_unit_test(frees_what_nobody_uses),
+             cmocka_unit_test(others_write_between_segments), cmocka_unit_test(many_rounds),
              cmocka_unit_test(a_deletion_outlives_its_segment), cmocka_unit_test(cut_along_the_way),
              cmocka_unit_test(failing_at_every_change),
              cmocka_unit_test(failing_at_every_allocation), cmocka_unit_test(full_budget_empties),

@@ -43,6 +43,13 @@ static int on_pause(void *context, uint64_t ns) {
     return cmd_interrupted(care->cmd);
 }
 
+/* In the daemon turns that are to be saved wait for the writer: they go between two pieces. */
+static void on_lend(void *context) {
+    struct care *care = context;
+    if (care->cmd->host != NULL)
+        (void)snapshot_writer_lend(service_snapshot(care->cmd->host->service));
+}
+
 static void on_progress(void *context, uint64_t done, uint64_t all) {
     struct care *care = context;
     progress_update(&care->progress, done, all);
@@ -119,6 +126,7 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
     options.bytes_per_second = cmd->config->rate_bytes;
     options.pause = on_pause;
     options.progress = on_progress;
+    options.lend = on_lend;
     options.context = &care;
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_store(cmd, options.dry_run, &care.store, diag));
@@ -131,6 +139,7 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
 #endif
         .dry_run = options.dry_run};
     KV_TRY(snap_care_collect(&collect, &records, diag));
+    on_lend(&care);
     cmd_progress(cmd, &care.progress, "moving", "bytes");
     err = store_gc(care.store, &options, &space, diag);
     progress_end(&care.progress);
@@ -502,6 +511,7 @@ enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
                                     .restart = cmd->config->restart,
                                     .pause = on_pause,
                                     .progress = on_progress,
+                                    .lend = on_lend,
                                     .bad = on_bad,
                                     .context = &care};
     if (cmd->result != NULL)
