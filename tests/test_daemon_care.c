@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -109,6 +110,25 @@ static void ps_tells_who_is_where(void **state) {
                                  "of"));
     assert_string_equal(state_of(cli, "a"), "asleep");
     assert_true(cJSON_IsFalse(cli_member(cli, "daemon")));
+}
+
+/* A program that is no daemon tells nobody what it does. */
+static void ps_names_a_writer_that_tells_nothing(void **state) {
+    struct cli *cli = *state;
+    char path[TESTING_PATH_BYTES + 16];
+    cli_call(cli, "run", "a", "-p", "hello", NULL);
+    cli_good(cli);
+    snprintf(path, sizeof path, "%s/LOCK", cli->store);
+    int lock = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pwrite(lock, "pid 1 chat\n", 11, 0), 11);
+    assert_int_equal(flock(lock, LOCK_EX), 0);
+    cli_call(cli, "ps", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "; writer pid 1 chat\nwhom that program has awake, only"));
+    close(lock);
+    cli_call(cli, "ps", NULL);
+    cli_good(cli);
+    assert_null(strstr(cli->out, "whom that"));
 }
 
 /* A disk with hardly anything left: ps repeats it as long as it is so. */
@@ -347,7 +367,8 @@ static void rates_are_measured_in_the_daemon(void **state) {
 
 #define DAEMON(test) cmocka_unit_test_setup_teardown(test, cli_set_up, cli_tear_down)
 
-TESTING_MAIN(DAEMON(ps_tells_who_is_where), DAEMON(ps_repeats_that_the_disk_is_full),
+TESTING_MAIN(DAEMON(ps_tells_who_is_where), DAEMON(ps_names_a_writer_that_tells_nothing),
+             DAEMON(ps_repeats_that_the_disk_is_full),
              DAEMON(a_full_disk_under_a_daemon_is_survived), DAEMON(who_comes_last_is_told),
              DAEMON(who_speaks_otherwise_is_told), DAEMON(who_is_asked_stays_as_he_was),
              DAEMON(a_proof_that_fails_leaves_the_session_awake), DAEMON(fsck_knows_who_is_at_work),

@@ -302,6 +302,8 @@ static void tell_text(const struct ps *ps) {
                 ", commands %" PRIu32 " of %d, writes waiting %" PRIu32 "\n",
                 ps->slots.used, ps->slots.total, ps->requests, ps->requests_max, ps->commands,
                 CONTROL_CLIENTS_MAX, ps->spill_queue);
+    else if (ps->holder[0] != 0)
+        fprintf(out, "whom that program has awake, only it knows\n");
     warn(ps);
     if (ps->count != 0)
         fprintf(out, "%-8s %8s %6s %8s  %-20s  %s\n", "state", "tokens", "slots", "since", "by",
