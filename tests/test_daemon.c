@@ -82,6 +82,8 @@ static const struct step steps[] = {
     {{"gc", "--dry-run"}, NULL},
     {{"gc"}, NULL},
     {{"scrub"}, NULL},
+    {{"scrub", "--rate", "1GiB"}, NULL},
+    {{"gc", "--rate", "1GiB"}, NULL},
     {{"verify"}, NULL},
     {{"audit"}, NULL},
     {{"fsck"}, NULL},

@@ -345,6 +345,28 @@ static void fsck_knows_who_is_at_work(void **state) {
     assert_int_equal((int)cli_number(cli, "notes"), 0);
 }
 
+/* A scrub that takes its time lets others save, is ended by its client, and goes on later. */
+static void a_slow_scrub_keeps_nobody_waiting(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    static const char *const names[] = {"a", "b", "c", NULL};
+    start_with(cli, &run, names);
+    pid_t slow = daemon_client(NULL, "scrub", "--rate", "4KiB", NULL);
+    while (number_of(cli, "a", "tokens") < 200) {
+        cli_call(cli, "run", "a", "-p", "go on", NULL);
+        cli_good(cli);
+    }
+    assert_string_equal(state_of(cli, "a"), "idle");
+    assert_int_equal((int)cli_number(cli, "commands"), 2); /* it is still at it */
+    assert_int_equal(kill(slow, SIGINT), 0);
+    (void)daemon_client_end(slow);
+    cli_call(cli, "scrub", "--json", NULL);
+    cli_good(cli);
+    assert_true(cJSON_IsTrue(cli_member(cli, "resumed")));
+    assert_true(cJSON_IsTrue(cli_member(cli, "finished")));
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+}
+
 static void rates_are_measured_in_the_daemon(void **state) {
     struct cli *cli = *state;
     struct daemon_run run = {0};
@@ -372,4 +394,4 @@ TESTING_MAIN(DAEMON(ps_tells_who_is_where), DAEMON(ps_names_a_writer_that_tells_
              DAEMON(a_full_disk_under_a_daemon_is_survived), DAEMON(who_comes_last_is_told),
              DAEMON(who_speaks_otherwise_is_told), DAEMON(who_is_asked_stays_as_he_was),
              DAEMON(a_proof_that_fails_leaves_the_session_awake), DAEMON(fsck_knows_who_is_at_work),
-             DAEMON(rates_are_measured_in_the_daemon))
+             DAEMON(a_slow_scrub_keeps_nobody_waiting), DAEMON(rates_are_measured_in_the_daemon))

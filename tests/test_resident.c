@@ -32,8 +32,11 @@ typedef enum kv_err (*command)(struct cmd *cmd, struct kv_diag *diag);
 /* As the daemon runs it for a client. */
 static void hosted(struct serving *serving, const char *name, command run) {
     struct config *config = calloc(1, sizeof *config);
-    const struct cmd_host host = {
-        .service = serving->service, .config = config, .changed = on_change};
+    atomic_flag collecting = ATOMIC_FLAG_INIT;
+    const struct cmd_host host = {.service = serving->service,
+                                  .config = config,
+                                  .changed = on_change,
+                                  .collecting = &collecting};
     int ends[2];
     config->words[0] = name;
     config->repair = config->rebuild_index = 1;

@@ -22,6 +22,7 @@
 #include "tools/config.h"
 #include "tools/service.h"
 
+#include <stdatomic.h>
 #include <sys/types.h>
 
 struct cJSON;
@@ -40,6 +41,7 @@ struct cmd_host {
     void (*changed)(void *context, const char *name);
     void *context;
     struct control *const *control; /* behind it NULL: not open yet */
+    atomic_flag *collecting;        /* a gc is at work, which lets others write between pieces */
 };
 
 struct cmd {

@@ -17,6 +17,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <string.h>
 #include <time.h>
 
@@ -30,6 +31,7 @@ struct care {
     cJSON *list;                     /* of findings, with --json */
     uint64_t damage, notes;
     uint64_t kept;                 /* blocks that scrub keeps at a lower tier */
+    uint64_t owed_ns;              /* to the rate, in the daemon */
     int quiet;                     /* the second look after a repair */
     char opened[STORE_NOTE_BYTES]; /* what was found when the store was opened for this */
 };
@@ -37,17 +39,42 @@ struct care {
 static int on_pause(void *context, uint64_t ns) {
     struct care *care = context;
     struct timespec left = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    /* In the daemon it is waited for where others may write meanwhile. */
+    if (care->cmd->host != NULL) {
+        care->owed_ns = ns;
+        return cmd_interrupted(care->cmd);
+    }
     /* tidy-allow: wait a bounded rate is kept by waiting, there is no event */
     while (ns != 0 && nanosleep(&left, &left) != 0 && errno == EINTR)
         ;
     return cmd_interrupted(care->cmd);
 }
 
+/* Until the rate allows the next piece, or whoever asked says something. */
+static void await_rate(struct care *care) {
+    struct cmd *cmd = care->cmd;
+    struct pollfd wait = {.fd = cmd->signals, .events = POLLIN};
+    uint64_t end_ns = kv_clock_now_ns(cmd->clock) + care->owed_ns, now_ns;
+    while ((now_ns = kv_clock_now_ns(cmd->clock)) < end_ns && !cmd_interrupted(cmd)) {
+        uint64_t left_ms = (end_ns - now_ns) / 1000000u + 1;
+        (void)poll(&wait, 1, left_ms < 1000 ? (int)left_ms : 1000);
+    }
+    care->owed_ns = 0;
+}
+
 /* In the daemon turns that are to be saved wait for the writer: they go between two pieces. */
 static void on_lend(void *context) {
     struct care *care = context;
-    if (care->cmd->host != NULL)
-        (void)snapshot_writer_lend(service_snapshot(care->cmd->host->service));
+    if (care->cmd->host == NULL)
+        return;
+    struct snapshot *snapshot = service_snapshot(care->cmd->host->service);
+    if (care->owed_ns == 0) {
+        (void)snapshot_writer_lend(snapshot);
+        return;
+    }
+    snapshot_writer_give(snapshot);
+    await_rate(care);
+    snapshot_writer_take(snapshot);
 }
 
 static void on_progress(void *context, uint64_t done, uint64_t all) {
@@ -116,7 +143,7 @@ static void gc_text(const struct cmd *cmd, const struct snap_care_report *record
         fprintf(cmd->out, "stopped before its end; what was freed stays freed\n");
 }
 
-enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
+static enum kv_err collect(struct cmd *cmd, struct kv_diag *diag) {
     struct care care = {.cmd = cmd};
     struct snap_care_report records = {0};
     struct store_gc_report space = {0};
@@ -152,6 +179,16 @@ enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
                           space.trouble[0] != 0 ? space.trouble : records.trouble);
 done:
     cmd_close_store(cmd, care.store);
+    return err;
+}
+
+enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
+    if (cmd->host == NULL)
+        return collect(cmd, diag);
+    if (atomic_flag_test_and_set(cmd->host->collecting))
+        return kv_diag_set(diag, KV_ERR_BUSY, "a gc is at work already: wait for it");
+    enum kv_err err = collect(cmd, diag);
+    atomic_flag_clear(cmd->host->collecting);
     return err;
 }
 

@@ -180,7 +180,8 @@ static const struct cmd_entry entries[] = {
      "Deletes records that belong to no session, punches holes where nothing lives (this works on\n"
      "a disk without a free block), then moves what lives out of segments that are less than half\n"
      "live, and removes those; moving needs at most two segments (128 MiB) of free space. Safe at\n"
-     "any power cut; nothing else may write meanwhile. --dry-run says what would go.",
+     "any power cut; nothing else may write meanwhile, but in a daemon, where others save between\n"
+     "two segments and while --rate is waited for. --dry-run says what would go.",
      "  coldplane gc --dry-run\n  coldplane gc --rate 50MiB --json\n", 0, 0,
      CONFIG_GC | CONFIG_WRITE, cmd_gc},
     {"fsck", "", "compare segments, index and sessions",
@@ -207,7 +208,10 @@ static const struct cmd_entry entries[] = {
      "gives\n"
      "it up, and the next wake proves the rest by the fingerprint of the ladder's floor. Where "
      "more\n"
-     "than that is damaged, the snapshots that do not need it are named.",
+     "than that is damaged, the snapshots that do not need it are named. In a daemon others save\n"
+     "between two records and while --rate is waited for; the look at the segments, at the end, "
+     "is\n"
+     "made in one piece.",
      "  coldplane scrub --rate 20MiB\n  coldplane scrub --restart --keep-lower --json\n", 0, 0,
      CONFIG_SCRUB | CONFIG_WRITE, cmd_scrub},
     {"tokenize", "", "text on standard input to token ids",

@@ -26,7 +26,6 @@ static int is_command(const struct cmd *cmd, const char *name) {
 enum kv_err cmd_host_check(const struct cmd *cmd, const struct cmd_entry *entry,
                            struct kv_diag *diag) {
     const struct config *config = cmd->config;
-    const char *what = NULL;
     if (cmd->spare && strcmp(entry->name, "ps") != 0 && strcmp(entry->name, "top") != 0)
         return kv_diag_set(diag, KV_ERR_BUSY,
                            "the daemon that holds the store is at work for %d commands, which is "
@@ -34,12 +33,6 @@ enum kv_err cmd_host_check(const struct cmd *cmd, const struct cmd_entry *entry,
                            CONTROL_CLIENTS_MAX);
     const char *flag = config_differs(
         config, cmd->host->config, (CONFIG_ENGINE | CONFIG_WAKING | CONFIG_WRITE) & ~CONFIG_TOKENS);
-    if (config->rate_bytes != 0)
-        what = "a --rate, during which nothing could be saved,";
-    if (what != NULL)
-        return kv_diag_set(
-            diag, KV_ERR_BUSY,
-            "%s cannot be done while a daemon holds the store; stop coldplaned first", what);
     if (flag != NULL)
         return kv_diag_set(diag, KV_ERR_BUSY,
                            "--%s: the daemon that holds the store was started with another value; "

@@ -52,7 +52,8 @@ struct daemon {
     struct daemon_http *http;
     char receipts_dir[CONFIG_PATH_BYTES + 16];
     struct receipt_keep keep;
-    atomic_int lost; /* the device is; set by the thread that has found out */
+    atomic_int lost;        /* the device is; set by the thread that has found out */
+    atomic_flag collecting; /* a gc is at work */
 };
 
 /* --- log: whole lines, so that threads do not mix theirs */
@@ -143,7 +144,8 @@ static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
                                      .config = config,
                                      .changed = on_changed,
                                      .context = daemon,
-                                     .control = &daemon->control};
+                                     .control = &daemon->control,
+                                     .collecting = &daemon->collecting};
     const struct control_settings control = {.serve = daemon->serve,
                                              .host = &daemon->host,
                                              .alloc = daemon->cmd.alloc,
