@@ -14,6 +14,7 @@ PREFIX ?= /usr/local
 KILLS  ?= 20
 STRIDE ?= 1
 SECONDS ?= 60
+GPU_DEMO_OUT = $(or $(OUT),tests/results)
 B      := build/$(CONFIG)
 CC     := $(if $(filter fuzz,$(CONFIG)),clang,gcc)
 Q      := $(if $(V),,@)
@@ -70,7 +71,7 @@ TEST_SRC    := $(wildcard tests/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz_*.c)
 HELPER_SRC  := $(wildcard tests/demo.c tests/sabotage*.c tests/kill*.c tests/bench*.c \
                           tests/sweep.c tests/sim.c tests/flips.c tests/branches.c \
-                          tests/stage_http.c tests/crowd.c)
+                          tests/stage_http.c tests/crowd.c tests/nine.c)
 GPU_SRC     := $(wildcard tests/gpu_*.c)
 SRC_testing := $(wildcard tests/testing.c)
 
@@ -88,8 +89,8 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
                                                       tests/branches.c)))
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
-.PHONY: all help demo crowd test test-programs check check-twins sanitize threads bench test-kill \
-        sweep sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench install uninstall \
+.PHONY: all help demo crowd gpu-demo test test-programs check check-twins sanitize threads \
+        bench test-kill sweep sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench install uninstall \
         deb clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -102,6 +103,8 @@ help:
 	@echo '                  (DEMO_TOKENS=2048, MODEL=path)'
 	@echo 'make crowd        forty chats at one daemon with room for nine, kill -9 and SIGTERM'
 	@echo '                  (CROWD_TOKENS=1536 CROWD_CLIENTS=4 CROWD_SEED= OUT=file.json)'
+	@echo 'make gpu-demo     nine users of synth:8b in one batch, more asleep; needs an NVIDIA GPU'
+	@echo '                  (DEMO_TOKENS= DEMO_USERS=9 DEMO_SESSIONS=10 DEMO_SECONDS= OUT=folder)'
 	@echo 'make test         set up, build, run every test (TESTS="test_a test_b", QUICK=1)'
 	@echo 'make check        style, imports, mutable globals, layout'
 	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
@@ -295,6 +298,18 @@ crowd: setup
 	@$(MAKE_ALL) all $B/tests/crowd
 	@$B/tests/crowd $(if $(OUT),--out '$(OUT)' \
 	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)")
+
+# Without an NVIDIA GPU it says so; `nine --quick` is the same story on a processor.
+gpu-demo: setup
+	@$(MAKE_ALL) all $B/tests/nine
+	@mkdir -p '$(GPU_DEMO_OUT)'
+	@$B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB --threads $(shell nproc) \
+	    --tokens $(or $(DEMO_TOKENS),129024) --users $(or $(DEMO_USERS),9) \
+	    --sessions $(or $(DEMO_SESSIONS),10) --seconds $(or $(DEMO_SECONDS),300) \
+	    $(if $(DEMO_RECIPES),--recipes '$(DEMO_RECIPES)') --out '$(GPU_DEMO_OUT)' \
+	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
+	@python3 tools/plot_users.py $$(ls '$(GPU_DEMO_OUT)'/nine_*.json | grep -v overview) || \
+	    echo 'gpu-demo: no pictures; the JSON files are whole'
 
 test-kill: setup
 	@$(MAKE_ALL) test-programs

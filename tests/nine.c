@@ -1,0 +1,751 @@
+/* tests/nine.c - `make gpu-demo`: nine users in one batch, more of them asleep, each proven.
+ *
+ * Responsible for: the acts, goal and value side by side, one JSON file per recipe and an overview.
+ *   fit       users that fit into a pool: arithmetic at 8B, counted at the small geometry
+ *   curves    each recipe with 1, 2, 4, 5 … users: steps, slots, needles
+ *   life      the last recipe's users go to sleep and wake by lot while the others decode
+ * Not responsible for: users (support_nine.h), slots (support_nine_pool.h), sleep and wake
+ * (support_nine_life.h).
+ *
+ * Exit status: 0, 1 something is wrong, 2 usage. A speed goal that is missed is said as MISSED and
+ * is no error.
+ */
+#include "tests/support_nine_curve.h"
+#include "tests/support_nine_life.h"
+
+#include <cjson/cJSON.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+struct wish {
+    struct nine_settings settings;
+    uint32_t users, sessions, steps, fit_tokens;
+    double seconds;
+    const char *recipes, *out, *commit, *device, *memory, *pool;
+    int quick, gpu;
+};
+
+struct results {
+    const struct wish *wish;
+    struct nine_fit fits[NINE_RECIPES];
+    struct nine_curve curves[NINE_RECIPES];
+    uint32_t curve_count;
+    struct nine_life life;
+    int lived;
+    struct engine_slots slots;
+    uint64_t disk_free, disk_need;
+    int wrong, missed;
+    double begun;
+};
+
+static const char help[] =
+    "usage: nine [options]\n"
+    "  --quick              a few seconds at the small geometry\n"
+    "  --model NAME         synth:small (default) or synth:8b\n"
+    "  --tokens N --users N --sessions N   of a user; awake; that exist\n"
+    "  --seconds S          how long sessions sleep and wake (300; 3 with --quick)\n"
+    "  --steps N            measured at every count of users\n"
+    "  --recipes A,B,…      the last one goes on sleeping and waking\n"
+    "  --mixed              every second and third session has a half and a quarter\n"
+    "  --device cpu|cuda    --device-memory 78.6GiB   --pool 2GiB\n"
+    "  --store DIR          a folder for the store, which is made and removed in it\n"
+    "  --threads N --seed N --fit-tokens N\n"
+    "  --out DIR            writes nine_RECIPE.json and nine_overview.json\n"
+    "  --commit TEXT        written there\n";
+
+/* --- the table */
+
+static void wrong(struct results *results, const char *what, const char *why) {
+    results->wrong++;
+    printf("WRONG %s: %s\n", what, why);
+}
+
+static void tell_act(struct results *results, const char *what) {
+    printf("\n%s (%.0f s)\n", what, nine_seconds() - results->begun);
+    fflush(stdout);
+}
+
+enum sense { AT_LEAST, AT_MOST };
+static void row(struct results *results, const char *what, double goal, enum sense sense,
+                double value) {
+    int hit = sense == AT_LEAST ? value >= goal : value <= goal;
+
+    results->missed += !hit;
+    printf("  %-58s %s %8.2f %10.2f  %s\n", what, sense == AT_LEAST ? ">=" : "<=", goal, value,
+           hit ? "" : "MISSED");
+}
+
+/* --- act 1 */
+
+static int act_fit(struct results *results, struct kv_diag *diag) {
+    static const struct layout_geometry large = {32, 8, 128};
+    const struct nine_room room = {(uint64_t)(54.8 * 1024) << 20, layout_slot_bytes(&large),
+                                   layout_meta_frame_bytes(&large), 0};
+    struct nine_settings settings = results->wish->settings;
+    struct synth small;
+
+    tell_act(results, "Users that fit");
+    settings.model = "synth:small";
+    settings.device = ENGINE_DEVICE_CPU;
+    settings.device_memory_bytes = UINT64_MAX;
+    settings.tokens = results->wish->fit_tokens;
+    settings.reserve_slots = 0;
+    settings.mixed = 0;
+    if (synth_parse(settings.model, &small, diag) != KV_OK)
+        return 0;
+    const struct layout_geometry geometry = {small.layers, small.kv_heads, 128};
+    uint64_t slots = room.bytes / (8 * room.slot_bytes + room.frame_bytes) * 8;
+    settings.pool_bytes = slots * settings.tokens / 131072 / 8 *
+                          (8 * layout_slot_bytes(&geometry) + layout_meta_frame_bytes(&geometry));
+    if (nine_fit_run(&settings, results->fits, diag) != KV_OK)
+        return 0;
+    printf("  recipe         131,072 tokens, 8B, 54.8 GiB: goal  predicted    %llu tokens, small, "
+           "%.1f MiB: predicted  counted\n",
+           (unsigned long long)settings.tokens, (double)settings.pool_bytes / 1048576.0);
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        const struct nine_recipe *recipe = nine_recipe_at(i);
+        struct image_policy policy = nine_recipe_policy(recipe, 131072);
+        uint32_t predicted = nine_pool_fit(&room, &policy, 131072);
+        if (!recipe->users_goal && !recipe->best_goal)
+            continue;
+        char goal[16] = "-";
+        if (recipe->users_goal)
+            snprintf(goal, sizeof goal, "%u", recipe->users_goal);
+        printf("  %-14s %38s %10u %40u %8u\n", recipe->name, goal, predicted,
+               results->fits[i].predicted, results->fits[i].counted);
+        if (results->fits[i].predicted != results->fits[i].counted)
+            wrong(results, recipe->name, "users predicted and counted differ");
+        if (recipe->users_goal && predicted != recipe->users_goal)
+            wrong(results, recipe->name, "arithmetic misses the goal of users");
+    }
+    return 1;
+}
+
+/* --- act 2 */
+
+static void tell_pool(const struct nine_curve *curve) {
+    printf("  slots: %llu predicted, %llu counted, %llu used in the pool\n    by tier (blocks):",
+           (unsigned long long)curve->predicted.slots, (unsigned long long)curve->counted.slots,
+           (unsigned long long)curve->used);
+    for (uint32_t tier = 0; tier < LAYOUT_TIER_COUNT; tier++)
+        if (curve->predicted.blocks[tier] || curve->counted.blocks[tier])
+            printf(" %s %llu/%llu", layout_tier_name((enum layout_tier)tier),
+                   (unsigned long long)curve->predicted.blocks[tier],
+                   (unsigned long long)curve->counted.blocks[tier]);
+    printf("\n    by stream (slots):");
+    for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
+        if (curve->predicted.streams[stream] || curve->counted.streams[stream])
+            printf(" %s %llu/%llu", layout_stream_name((enum layout_stream)stream),
+                   (unsigned long long)curve->predicted.streams[stream],
+                   (unsigned long long)curve->counted.streams[stream]);
+    printf("\n");
+}
+
+static void tell_score(struct results *results, const char *what, const struct nine_score *score) {
+    static const char *const depths[NINE_DEPTHS] = {"sinks",       "1st quarter", "2nd quarter",
+                                                    "3rd quarter", "4th quarter", "window"};
+
+    printf("  needles of %u: right %u of %u (foreign keys %u, absent %u), thief %u, invented %u, "
+           "tiers named %u of %u\n   ",
+           score->users, score->right, score->asked, score->foreign, score->absent, score->thief,
+           score->invented, score->named, score->graded);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (score->tiers[i].asked)
+            printf(" %s %u/%u", layout_tier_name((enum layout_tier)i), score->tiers[i].right,
+                   score->tiers[i].asked);
+    printf(";");
+    for (uint32_t i = 0; i < NINE_DEPTHS; i++)
+        printf(" %s %u/%u", depths[i], score->depths[i].right, score->depths[i].asked);
+    printf("\n");
+    if (!nine_score_good(score))
+        wrong(results, what, score->first_wrong);
+}
+
+static void tell_curve(struct results *results, const struct nine_curve *curve) {
+    printf("%s%s\n", curve->recipe->name,
+           curve->largest < curve->wanted ? ", the pool is full" : "");
+    for (uint32_t i = 0; i < curve->point_count; i++) {
+        const struct nine_point *point = &curve->points[i];
+        printf("  %2u users: step p50 %9.3f ms, p99 %9.3f; %8.1f tok/s each, %8.1f in all; %6llu "
+               "slots; %.2f GB a step, %.1f GB/s\n",
+               point->users, point->p50_ms, point->p99_ms, point->tokens_s / point->users,
+               point->tokens_s, (unsigned long long)point->slots, (double)point->step_bytes * 1e-9,
+               (double)point->step_bytes / point->p50_ms * 1e-6);
+    }
+    if (curve->full[0])
+        printf("  %u of %u users: %s\n", curve->largest, curve->wanted, curve->full);
+    tell_pool(curve);
+    if (!curve->equal)
+        wrong(results, curve->recipe->name, curve->differs);
+    else
+        tell_score(results, curve->recipe->name, &curve->score);
+    fflush(stdout);
+}
+
+static const struct nine_recipe *next_recipe(const char **list, struct kv_diag *diag) {
+    size_t bytes = strcspn(*list, ",");
+    const struct nine_recipe *recipe = nine_recipe_find(*list, bytes);
+
+    if (!recipe)
+        kv_diag_set(diag, KV_ERR_INVALID, "--recipes: '%.*s' is none of those in nine --help",
+                    (int)bytes, *list);
+    *list += bytes;
+    *list += **list == ',';
+    return recipe;
+}
+
+static int act_curves(struct results *results, struct nine *nine, struct kv_diag *diag) {
+    const struct wish *wish = results->wish;
+
+    tell_act(results, "Recipes, each a curve of its own");
+    for (const char *list = wish->recipes; *list;) {
+        struct nine_curve *curve = &results->curves[results->curve_count];
+        const struct nine_recipe *recipe = next_recipe(&list, diag);
+        if (!recipe || results->curve_count == NINE_RECIPES)
+            return 0;
+        nine_drop_all(nine);
+        if (!*list && wish->settings.dir && nine_store(nine, diag) != KV_OK)
+            return 0;
+        if (nine_curve_run(nine, recipe, wish->users, wish->steps, curve, diag) != KV_OK)
+            return 0;
+        results->curve_count++;
+        tell_curve(results, curve);
+    }
+    return 1;
+}
+
+/* --- act 3 */
+
+static int check_disk(struct results *results, const struct nine *nine, struct kv_diag *diag) {
+    struct statvfs disk;
+    char parent[512];
+
+    snprintf(parent, sizeof parent, "%.500s", results->wish->settings.dir);
+    *strrchr(parent, '/') = 0;
+    if (statvfs(parent, &disk) != 0)
+        return kv_diag_set(diag, KV_ERR_IO, "%s: its disk cannot be asked", parent), 0;
+    results->disk_free = (uint64_t)disk.f_bavail * disk.f_frsize;
+    results->disk_need = nine_store_need(nine, results->wish->sessions);
+    printf("  disk: %.2f GiB free, %u sessions write at most %.2f GiB\n",
+           (double)results->disk_free / 1073741824.0, results->wish->sessions,
+           (double)results->disk_need / 1073741824.0);
+    if (results->disk_need > results->disk_free)
+        return kv_diag_set(diag, KV_ERR_NO_SPACE,
+                           "the disk has no room for %u sessions: fewer with --sessions or "
+                           "--tokens, or another disk with --store",
+                           results->wish->sessions),
+               0;
+    return 1;
+}
+
+/* The users of the last curve are awake; each further one comes in the place of one that goes. */
+static int make_sessions(struct results *results, struct nine *nine, struct kv_diag *diag) {
+    uint32_t awake = results->curves[results->curve_count - 1].largest;
+    struct receipt receipt;
+
+    for (uint32_t i = 0; i < awake; i++)
+        if (nine_register(nine, i, diag) != KV_OK)
+            return 0;
+    for (uint32_t i = awake; i < results->wish->sessions; i++)
+        if (nine_sleep(nine, i - awake, &receipt, diag) != KV_OK ||
+            nine_add(nine, i, diag) != KV_OK || nine_register(nine, i, diag) != KV_OK)
+            return 0;
+    for (uint32_t i = 0; i < nine->user_count; i++)
+        nine->users[i].away = 0;
+    nine_settle(nine);
+    printf("  %u sessions exist, %u are awake (%.0f s)\n", results->wish->sessions, awake,
+           nine_seconds() - results->begun);
+    return 1;
+}
+
+static double rate(uint64_t bytes, uint64_t ns) {
+    return ns ? (double)bytes / (double)ns : 0;
+}
+
+static int act_life(struct results *results, struct nine *nine, struct kv_diag *diag) {
+    struct nine_life *life = &results->life;
+    struct nine_move sum = {0};
+
+    tell_act(results, "More than are awake");
+    if (!make_sessions(results, nine, diag) ||
+        nine_live(nine, results->wish->seconds, life, diag) != KV_OK)
+        return 0;
+    results->lived = 1;
+    for (uint32_t i = 0; i < life->move_count; i++) {
+        sum.sleep_ns += life->moves[i].sleep_ns;
+        sum.wake_ns += life->moves[i].wake_ns;
+        sum.sleep_bytes += life->moves[i].sleep_bytes;
+        sum.wake_bytes += life->moves[i].wake_bytes;
+    }
+    printf("  %u exchanges while others decode: sleep %.1f ms, wake %.1f ms, %.3f GB/s read; bound "
+           "by %s\n",
+           life->move_count, (double)sum.sleep_ns / life->move_count * 1e-6,
+           (double)sum.wake_ns / life->move_count * 1e-6, rate(sum.wake_bytes, sum.wake_ns),
+           receipt_stage_name(life->bound_by));
+    for (uint32_t i = 0; i < life->alone_count; i++)
+        printf("  wake alone %.1f ms, %.3f GB at %.3f GB/s; plain reader%s %.3f GB/s\n",
+               (double)life->alone[i].wake_ns * 1e-6, (double)life->alone[i].wake_bytes * 1e-9,
+               rate(life->alone[i].wake_bytes, life->alone[i].wake_ns),
+               life->plain[i].direct ? "" : " (buffered: O_DIRECT is refused here)",
+               rate(life->plain[i].bytes, life->plain[i].ns));
+    tell_score(results, "all sessions", &life->score);
+    if (life->proven != life->wakes || life->wakes == 0)
+        wrong(results, "a wake is not proven", life->first_unproven);
+    return 1;
+}
+
+/* --- goal and value */
+
+static int by_ratio(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median of the pairs. */
+static double of_plain(const struct nine_life *life) {
+    double ratios[NINE_PAIRS] = {0};
+
+    for (uint32_t i = 0; i < life->alone_count; i++)
+        ratios[i] = rate(life->alone[i].wake_bytes, life->alone[i].wake_ns) /
+                    rate(life->plain[i].bytes, life->plain[i].ns);
+    qsort(ratios, life->alone_count, sizeof ratios[0], by_ratio);
+    return life->alone_count ? ratios[life->alone_count / 2] : 0;
+}
+
+static void tell_best_use(struct results *results, const struct nine *nine) {
+    char what[96];
+
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        const struct nine_recipe *recipe = nine_recipe_at(i);
+        struct image_policy policy = nine_recipe_policy(recipe, 131072);
+        const struct nine_room room = {results->slots.pool_bytes, results->slots.slot_bytes,
+                                       results->slots.meta_frame_bytes, results->slots.reserve};
+        if (!recipe->best_goal || nine->synth.layers != 32)
+            continue;
+        snprintf(what, sizeof what, "users of 131,072 tokens in our own pool, %s", recipe->name);
+        row(results, what, recipe->best_goal, AT_LEAST, nine_pool_fit(&room, &policy, 131072));
+    }
+}
+
+static void tell_goals(struct results *results, const struct nine *nine) {
+    struct nine_life *life = &results->life;
+    uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
+
+    tell_act(results, "Goal and value");
+    for (uint32_t i = 0; i < results->curve_count; i++) {
+        const struct nine_curve *curve = &results->curves[i];
+        unequal += !curve->equal;
+        asked += curve->score.asked;
+        right += curve->score.right;
+        thief += curve->score.thief;
+        invented += curve->score.invented;
+    }
+    row(results, "recipes whose slots predicted and counted differ", 0, AT_MOST, unequal);
+    row(results, "needles right", asked, AT_LEAST, right);
+    row(results, "needles answered with another user's value", 0, AT_MOST, thief);
+    row(results, "values invented for absent keys", 0, AT_MOST, invented);
+    tell_best_use(results, nine);
+    if (!results->lived)
+        return;
+    double quiet = nine_gaps_ms(&life->quiet, 0.5), quiet_p99 = nine_gaps_ms(&life->quiet, 0.99);
+    row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes, AT_LEAST,
+        life->proven);
+    row(results, "needles right of all sessions at the end", life->score.asked, AT_LEAST,
+        life->score.right);
+    row(results, "wake over a plain reader of the same bytes (median of 3)", 0.90, AT_LEAST,
+        of_plain(life));
+    printf("  decoding of the others: quiet p50 %.3f ms, p99 %.3f (%u steps); meanwhile p50 %.3f, "
+           "p99 %.3f, most %.3f (%u steps)\n",
+           quiet, quiet_p99, life->quiet.count, nine_gaps_ms(&life->moving, 0.5),
+           nine_gaps_ms(&life->moving, 0.99), nine_gaps_ms(&life->moving, 1), life->moving.count);
+    row(results, "decode p50 of the others over quiet", 1.02, AT_MOST,
+        nine_gaps_ms(&life->moving, 0.5) / quiet);
+    row(results, "decode p99 of the others over quiet", 1.10, AT_MOST,
+        nine_gaps_ms(&life->moving, 0.99) / quiet_p99);
+}
+
+/* --- files */
+
+static cJSON *begin_file(const struct results *results, const struct nine *nine) {
+    const struct wish *wish = results->wish;
+    cJSON *root = cJSON_CreateObject();
+    char date[32];
+    time_t now = time(NULL);
+    struct tm utc;
+
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    cJSON_AddStringToObject(root, "commit", wish->commit);
+    cJSON_AddStringToObject(root, "date", date);
+    cJSON_AddStringToObject(root, "device", nine->model.device_name);
+    cJSON_AddStringToObject(root, "model", wish->settings.model);
+    cJSON_AddNumberToObject(root, "tokens", (double)wish->settings.tokens);
+    cJSON_AddNumberToObject(root, "seed", (double)wish->settings.seed);
+    cJSON_AddNumberToObject(root, "weight_bytes", (double)nine->model.weight_bytes);
+    cJSON_AddNumberToObject(root, "pool_bytes", (double)results->slots.pool_bytes);
+    cJSON_AddNumberToObject(root, "pool_slots", results->slots.total);
+    if (wish->settings.device_memory_bytes != UINT64_MAX)
+        cJSON_AddNumberToObject(root, "device_memory_bytes",
+                                (double)wish->settings.device_memory_bytes);
+    return root;
+}
+
+static int end_file(const struct results *results, const char *name, cJSON *root) {
+    char path[600];
+    char *text = cJSON_Print(root);
+
+    snprintf(path, sizeof path, "%.400s/nine_%.100s.json", results->wish->out, name);
+    FILE *file = text ? fopen(path, "we") : NULL;
+    int good = file && fprintf(file, "%s\n", text) > 0;
+    if (file && fclose(file) != 0)
+        good = 0;
+    cJSON_free(text);
+    cJSON_Delete(root);
+    if (!good)
+        fprintf(stderr, "nine: %s cannot be written\n", path);
+    return good;
+}
+
+static void add_score(cJSON *to, const struct nine_score *score) {
+    cJSON *own = cJSON_AddObjectToObject(to, "needles");
+    cJSON *tiers = cJSON_CreateObject(), *depths = cJSON_CreateArray();
+
+    cJSON_AddNumberToObject(own, "users", score->users);
+    cJSON_AddNumberToObject(own, "asked", score->asked);
+    cJSON_AddNumberToObject(own, "right", score->right);
+    cJSON_AddNumberToObject(own, "thief", score->thief);
+    cJSON_AddNumberToObject(own, "invented", score->invented);
+    cJSON_AddNumberToObject(own, "graded", score->graded);
+    cJSON_AddNumberToObject(own, "tiers_named", score->named);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
+        if (!score->tiers[i].asked)
+            continue;
+        cJSON *tier = cJSON_AddObjectToObject(tiers, layout_tier_name((enum layout_tier)i));
+        cJSON_AddNumberToObject(tier, "asked", score->tiers[i].asked);
+        cJSON_AddNumberToObject(tier, "right", score->tiers[i].right);
+        cJSON_AddNumberToObject(tier, "margin_least", (double)score->tiers[i].margin);
+    }
+    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
+        cJSON *depth = cJSON_CreateObject();
+        cJSON_AddNumberToObject(depth, "asked", score->depths[i].asked);
+        cJSON_AddNumberToObject(depth, "right", score->depths[i].right);
+        cJSON_AddItemToArray(depths, depth);
+    }
+    cJSON_AddItemToObject(own, "by_tier", tiers);
+    cJSON_AddItemToObject(own, "by_depth", depths);
+}
+
+static void add_pool(cJSON *to, const struct nine_curve *curve) {
+    cJSON *tiers = cJSON_AddObjectToObject(to, "blocks_by_tier");
+    cJSON *streams = cJSON_AddObjectToObject(to, "slots_by_stream");
+
+    cJSON_AddNumberToObject(to, "slots_predicted", (double)curve->predicted.slots);
+    cJSON_AddNumberToObject(to, "slots_counted", (double)curve->counted.slots);
+    cJSON_AddNumberToObject(to, "slots_used", (double)curve->used);
+    cJSON_AddBoolToObject(to, "equal", curve->equal);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (curve->counted.blocks[i])
+            cJSON_AddNumberToObject(tiers, layout_tier_name((enum layout_tier)i),
+                                    (double)curve->counted.blocks[i]);
+    for (uint32_t i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        if (curve->counted.streams[i])
+            cJSON_AddNumberToObject(streams, layout_stream_name((enum layout_stream)i),
+                                    (double)curve->counted.streams[i]);
+}
+
+static void add_curve(cJSON *to, const struct nine_curve *curve) {
+    cJSON *points = cJSON_CreateArray();
+
+    cJSON_AddStringToObject(to, "recipe", curve->recipe->name);
+    cJSON_AddNumberToObject(to, "users_wanted", curve->wanted);
+    cJSON_AddNumberToObject(to, "users_largest", curve->largest);
+    for (uint32_t i = 0; i < curve->point_count; i++) {
+        const struct nine_point *point = &curve->points[i];
+        cJSON *own = cJSON_CreateObject();
+        cJSON_AddStringToObject(own, "recipe", curve->recipe->name);
+        cJSON_AddNumberToObject(own, "users", point->users);
+        cJSON_AddNumberToObject(own, "steps", point->steps);
+        cJSON_AddNumberToObject(own, "p50_ms", point->p50_ms);
+        cJSON_AddNumberToObject(own, "p99_ms", point->p99_ms);
+        cJSON_AddNumberToObject(own, "tokens_s", point->tokens_s);
+        cJSON_AddNumberToObject(own, "tokens_s_user", point->tokens_s / point->users);
+        cJSON_AddNumberToObject(own, "slots", (double)point->slots);
+        cJSON_AddNumberToObject(own, "step_bytes", (double)point->step_bytes);
+        cJSON_AddItemToArray(points, own);
+    }
+    cJSON_AddItemToObject(to, "points", points);
+    add_pool(to, curve);
+    add_score(to, &curve->score);
+}
+
+static void add_life(cJSON *to, struct results *results) {
+    struct nine_life *life = &results->life;
+    cJSON *own = cJSON_AddObjectToObject(to, "life");
+    cJSON *pairs = cJSON_CreateArray();
+
+    cJSON_AddStringToObject(own, "recipe", results->curves[results->curve_count - 1].recipe->name);
+    cJSON_AddNumberToObject(own, "sessions", results->wish->sessions);
+    cJSON_AddNumberToObject(own, "seconds", results->wish->seconds);
+    cJSON_AddNumberToObject(own, "disk_free_bytes", (double)results->disk_free);
+    cJSON_AddNumberToObject(own, "disk_need_bytes", (double)results->disk_need);
+    cJSON_AddNumberToObject(own, "wakes", life->wakes);
+    cJSON_AddNumberToObject(own, "proven", life->proven);
+    cJSON_AddNumberToObject(own, "exchanges_beside_decoding", life->move_count);
+    cJSON_AddNumberToObject(own, "quiet_p50_ms", nine_gaps_ms(&life->quiet, 0.5));
+    cJSON_AddNumberToObject(own, "quiet_p99_ms", nine_gaps_ms(&life->quiet, 0.99));
+    cJSON_AddNumberToObject(own, "quiet_steps", life->quiet.count);
+    cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->moving, 0.5));
+    cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->moving, 0.99));
+    cJSON_AddNumberToObject(own, "moving_steps", life->moving.count);
+    cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->bound_by));
+    for (uint32_t i = 0; i < life->alone_count; i++) {
+        cJSON *pair = cJSON_CreateObject();
+        cJSON_AddNumberToObject(pair, "wake_ms", (double)life->alone[i].wake_ns * 1e-6);
+        cJSON_AddNumberToObject(pair, "bytes", (double)life->alone[i].wake_bytes);
+        cJSON_AddNumberToObject(pair, "plain_ms", (double)life->plain[i].ns * 1e-6);
+        cJSON_AddNumberToObject(pair, "plain_bytes", (double)life->plain[i].bytes);
+        cJSON_AddBoolToObject(pair, "plain_direct", life->plain[i].direct);
+        cJSON_AddItemToArray(pairs, pair);
+    }
+    cJSON_AddItemToObject(own, "alone", pairs);
+    add_score(own, &life->score);
+}
+
+static int write_files(struct results *results, const struct nine *nine) {
+    cJSON *root;
+    int good = 1;
+
+    for (uint32_t i = 0; i < results->curve_count && good; i++) {
+        root = begin_file(results, nine);
+        add_curve(root, &results->curves[i]);
+        good = end_file(results, results->curves[i].recipe->name, root);
+    }
+    if (!good)
+        return 0;
+    root = begin_file(results, nine);
+    cJSON *fits = cJSON_AddObjectToObject(root, "fit");
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        if (!results->fits[i].predicted)
+            continue;
+        cJSON *fit = cJSON_AddObjectToObject(fits, nine_recipe_at(i)->name);
+        cJSON_AddNumberToObject(fit, "predicted", results->fits[i].predicted);
+        cJSON_AddNumberToObject(fit, "counted", results->fits[i].counted);
+    }
+    if (results->lived)
+        add_life(root, results);
+    cJSON_AddNumberToObject(root, "seconds", nine_seconds() - results->begun);
+    cJSON_AddNumberToObject(root, "wrong", results->wrong);
+    cJSON_AddNumberToObject(root, "missed", results->missed);
+    return end_file(results, "overview", root);
+}
+
+/* --- main */
+
+/* "2GiB", "78.6GiB", "512MiB" or bytes; 0: none of these. */
+static uint64_t size_of(const char *text) {
+    char *unit;
+    double value = strtod(text, &unit);
+
+    if (strcmp(unit, "GiB") == 0)
+        value *= 1073741824.0;
+    else if (strcmp(unit, "MiB") == 0)
+        value *= 1048576.0;
+    else if (*unit != 0)
+        return 0;
+    return value >= 1 && value < 1e18 ? (uint64_t)value : 0;
+}
+
+static int number_option(struct wish *wish, const char *name, const char *text) {
+    struct nine_settings *settings = &wish->settings;
+    char *end;
+    unsigned long long value = strtoull(text, &end, 10);
+    const struct {
+        const char *name;
+        uint32_t *at;
+    } small[] = {{"--users", &wish->users},
+                 {"--sessions", &wish->sessions},
+                 {"--steps", &wish->steps},
+                 {"--fit-tokens", &wish->fit_tokens},
+                 {"--threads", &settings->threads}};
+
+    if (*text < '0' || *text > '9' || *end != 0 || value > UINT32_MAX)
+        return 0;
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
+        if (strcmp(name, small[i].name) == 0)
+            return *small[i].at = (uint32_t)value, 1;
+    if (strcmp(name, "--tokens") == 0)
+        return settings->tokens = value, 1;
+    if (strcmp(name, "--seed") == 0)
+        return settings->seed = value, 1;
+    if (strcmp(name, "--seconds") == 0)
+        return wish->seconds = (double)value, 1;
+    return 0;
+}
+
+static int text_option(struct wish *wish, const char *name, const char *text) {
+    const struct {
+        const char *name;
+        const char **at;
+    } texts[] = {{"--model", &wish->settings.model},
+                 {"--recipes", &wish->recipes},
+                 {"--device", &wish->device},
+                 {"--device-memory", &wish->memory},
+                 {"--pool", &wish->pool},
+                 {"--store", &wish->settings.dir},
+                 {"--out", &wish->out},
+                 {"--commit", &wish->commit}};
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        if (strcmp(name, texts[i].name) == 0)
+            return *texts[i].at = text, 1;
+    return number_option(wish, name, text);
+}
+
+/* Room for everybody at 16 bits, where nobody says how much. */
+static uint64_t usual_pool(const struct wish *wish) {
+    const struct layout_geometry small = {4, 2, 128};
+    const struct image_policy plain = {.recipe = IMAGE_RECIPE_BF16};
+    struct nine_pool pool = {0};
+
+    nine_pool_predict(&plain, wish->settings.tokens + 2048, &pool);
+    return (wish->users * pool.slots + 256) *
+           (layout_slot_bytes(&small) + layout_meta_frame_bytes(&small));
+}
+
+static int settle_wish(struct wish *wish) {
+    struct nine_settings *settings = &wish->settings;
+
+    wish->gpu = strcmp(wish->device, "cuda") == 0;
+    if (!wish->gpu && strcmp(wish->device, "cpu") != 0)
+        return fprintf(stderr, "nine: --device is cpu or cuda\n"), 0;
+    settings->device = wish->gpu ? ENGINE_DEVICE_CUDA : ENGINE_DEVICE_CPU;
+    settings->device_memory_bytes = wish->memory ? size_of(wish->memory) : UINT64_MAX;
+    settings->pool_bytes =
+        wish->pool ? size_of(wish->pool) : (wish->gpu ? UINT64_MAX : usual_pool(wish));
+    if (settings->pool_bytes == 0 || settings->device_memory_bytes == 0)
+        return fprintf(stderr, "nine: a size is a number with MiB, GiB or nothing behind it\n"), 0;
+    if (wish->users < 1 || wish->sessions < wish->users || wish->sessions > NINE_SESSIONS_MAX)
+        return fprintf(stderr, "nine: users are 1 or more, sessions as many or more, at most %d\n",
+                       NINE_SESSIONS_MAX),
+               0;
+    return 1;
+}
+
+static int parse(int argc, char **argv, struct wish *wish) {
+    *wish = (struct wish){.settings = {.model = "synth:small",
+                                       .tokens = 4096,
+                                       .seed = 1,
+                                       .threads = 1,
+                                       .reserve_slots = 64},
+                          .users = 4,
+                          .sessions = 6,
+                          .steps = 50,
+                          .fit_tokens = 4096,
+                          .seconds = 300,
+                          .recipes = "bf16,fp8,v1,v2,v2-quarters,v3,v3-k8v8,v3-quarters",
+                          .commit = "unknown",
+                          .device = "cpu"};
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            wish->quick = 1;
+            wish->users = 3;
+            wish->sessions = 5;
+            wish->steps = 8;
+            wish->seconds = 1;
+            wish->settings.tokens = wish->fit_tokens = NINE_TOKENS_MIN;
+            wish->recipes = "bf16,v3-quarters";
+        } else if (strcmp(argv[i], "--mixed") == 0) {
+            wish->settings.mixed = 1;
+        } else if (strcmp(argv[i], "--help") == 0) {
+            printf("%s  recipes:", help);
+            for (uint32_t k = 0; k < NINE_RECIPES; k++)
+                printf(" %s", nine_recipe_at(k)->name);
+            printf("\n");
+            return 0;
+        } else if (i + 1 == argc || !text_option(wish, argv[i], argv[i + 1])) {
+            fprintf(stderr, "nine: %s: not understood\n%s", argv[i], help);
+            return 2;
+        } else {
+            i++;
+        }
+    }
+    return settle_wish(wish) ? -1 : 2;
+}
+
+static void tell_memory(struct results *results, const struct nine *nine) {
+    const struct nine_settings *settings = &nine->settings;
+
+    engine_slots(nine->engine, &results->slots);
+    printf("%s on %s, opened in %.1f s: weights %.2f GiB, pool %.2f GiB (%u slots of %llu KiB)",
+           settings->model, nine->model.device_name, nine->opened_s,
+           (double)nine->model.weight_bytes / 1073741824.0,
+           (double)results->slots.pool_bytes / 1073741824.0, results->slots.total,
+           (unsigned long long)results->slots.slot_bytes / 1024);
+    if (settings->device_memory_bytes != UINT64_MAX)
+        printf(", workspace and the rest %.2f of %.2f GiB",
+               (double)(settings->device_memory_bytes - nine->model.weight_bytes -
+                        results->slots.pool_bytes) /
+                   1073741824.0,
+               (double)settings->device_memory_bytes / 1073741824.0);
+    printf("\n");
+}
+
+static int run(struct results *results, struct nine *nine, struct kv_diag *diag) {
+    const struct wish *wish = results->wish;
+
+    if (nine_open(&wish->settings, wish->sessions, nine, diag) != KV_OK)
+        return 0;
+    tell_memory(results, nine);
+    if (!act_fit(results, diag))
+        return 0;
+    tell_act(results, "The disk");
+    /* The longest that any policy writes, before anything is begun. */
+    nine->policy = nine_recipe_policy(nine_recipe_find("v3", 2), wish->settings.tokens);
+    if (!check_disk(results, nine, diag) || !act_curves(results, nine, diag))
+        return 0;
+    int lives = wish->sessions > results->curves[results->curve_count - 1].largest;
+    if (results->wrong == 0 && lives && !act_life(results, nine, diag))
+        return 0;
+    tell_goals(results, nine);
+    return !wish->out || write_files(results, nine);
+}
+
+static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *walk) {
+    (void)status, (void)kind, (void)walk;
+    return remove(path);
+}
+
+int main(int argc, char **argv) {
+    static struct results results;
+    static struct nine nine;
+    static struct wish wish;
+    struct kv_diag diag = {""};
+    char dir[400], store[420];
+    int status = parse(argc, argv, &wish);
+
+    if (status >= 0)
+        return status;
+    snprintf(dir, sizeof dir, "%.300s/nine-XXXXXX", wish.settings.dir ? wish.settings.dir : "/tmp");
+    if (!mkdtemp(dir))
+        return fprintf(stderr, "nine: no folder can be made as %s\n", dir), 1;
+    snprintf(store, sizeof store, "%s/store", dir);
+    wish.settings.dir = store;
+    results.wish = &wish;
+    results.begun = nine_seconds();
+    int good = run(&results, &nine, &diag);
+    if (!good)
+        printf("WRONG after %.0f s: %s\n", nine_seconds() - results.begun, diag.text);
+    good = good && results.wrong == 0;
+    printf("%.0f s, %d missed. %s\n", nine_seconds() - results.begun, results.missed,
+           good ? "Proven." : "NOT PROVEN.");
+    nine_close(&nine);
+    nine_life_release(&results.life);
+    nftw(dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    return good ? 0 : 1;
+}

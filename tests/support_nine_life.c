@@ -1,0 +1,308 @@
+/* tests/support_nine_life.c - more sessions than are awake: random sleep and wake beside decoding.
+ *
+ * Responsible for: what support_nine_life.h says.
+ * Not responsible for: printing.
+ */
+#include "tests/support_nine_life.h"
+
+#include "store/base/clock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
+
+/* --- gaps */
+
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+double nine_gaps_ms(struct nine_gaps *gaps, double share) {
+    if (gaps->count == 0)
+        return 0;
+    qsort(gaps->ns, gaps->count, sizeof gaps->ns[0], by_size);
+    return (double)gaps->ns[(size_t)(share * (double)(gaps->count - 1))] * 1e-6;
+}
+
+/* --- the thread that decodes */
+
+struct decoder {
+    struct nine *nine;
+    struct nine_life *life;
+    atomic_int stop, moving;
+    enum kv_err err;
+    struct kv_diag diag;
+};
+
+/* A gap is what a user sees: from the end of one step to the end of the next, whoever had the
+ * device meanwhile. */
+static void *decode(void *context) {
+    struct decoder *decoder = context;
+    const struct kv_clock *clock = kv_clock_system();
+    uint64_t last_ns = 0;
+
+    while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
+        uint32_t tokens = 0;
+        int moving = atomic_load(&decoder->moving);
+        baton_take(&decoder->nine->baton);
+        decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
+        baton_give(&decoder->nine->baton);
+        uint64_t now_ns = kv_clock_now_ns(clock);
+        struct nine_gaps *gaps = moving ? &decoder->life->moving : &decoder->life->quiet;
+        if (tokens && last_ns && gaps->count < NINE_GAPS_MAX)
+            gaps->ns[gaps->count++] = now_ns - last_ns;
+        last_ns = tokens ? now_ns : 0;
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* --- moves */
+
+int nine_wake_proven(const struct receipt *receipt, char text_out[NINE_TEXT_BYTES]) {
+    int proven = receipt->err == KV_OK && receipt->operation == RECEIPT_RESTORE &&
+                 receipt->fingerprint == RECEIPT_BITS_EQUAL && receipt->digests_checked > 0 &&
+                 receipt->digests_failed == 0 && receipt->tokens_prefilled == 0 &&
+                 receipt->needles_asked == NINE_NEEDLES &&
+                 receipt->needles_passed == receipt->needles_asked;
+#ifdef BREAK_NINE_UNPROVEN
+    proven = 1;
+#endif
+    text_out[0] = 0;
+    if (!proven)
+        snprintf(text_out, NINE_TEXT_BYTES,
+                 "%.40s: error %d, fingerprint %s, %u digests checked and %u failed, %llu tokens "
+                 "prefilled, needles %u of %u",
+                 receipt->name, (int)receipt->err, receipt_proof_name(receipt->fingerprint),
+                 receipt->digests_checked, receipt->digests_failed,
+                 (unsigned long long)receipt->tokens_prefilled, receipt->needles_passed,
+                 receipt->needles_asked);
+    return proven;
+}
+
+enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receipt_out,
+                       struct kv_diag *diag) {
+    struct nine_user *user = &nine->users[index];
+
+    user->away = 1;
+    enum kv_err err = snapshot_sleep(nine->snapshot, user->session, receipt_out, diag);
+    if (err == KV_OK)
+        user->session = NULL;
+    return err;
+}
+
+static enum kv_err wake(struct nine *nine, uint32_t index, struct nine_life *life,
+                        struct nine_move *move, struct kv_diag *diag) {
+    const struct restore_options options = {.probes_max = 0};
+    struct nine_user *user = &nine->users[index];
+    char text[NINE_TEXT_BYTES];
+    struct receipt receipt;
+    uint64_t begun_ns = kv_clock_now_ns(kv_clock_system());
+    enum kv_err err =
+        restore_wake(&nine->source, user->name, &options, &user->session, &receipt, diag);
+
+    move->wake_ns = kv_clock_now_ns(kv_clock_system()) - begun_ns;
+    move->wake_bytes = receipt.door_bytes;
+    life->bound_by = receipt.bound_by;
+    life->wakes++;
+    if (nine_wake_proven(&receipt, text))
+        life->proven++;
+    else if (life->first_unproven[0] == 0)
+        memcpy(life->first_unproven, text, sizeof text);
+    if (err == KV_OK)
+        user->away = 0;
+    return err;
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* One who is awake (or asleep), by lot. */
+static uint32_t draw(const struct nine *nine, int awake, uint64_t *state) {
+    uint32_t index;
+
+    do
+        index = (uint32_t)(next_random(state) % nine->user_count);
+    while ((nine->users[index].session != NULL) != awake);
+    return index;
+}
+
+static enum kv_err exchange(struct nine *nine, uint32_t leaves, uint32_t comes,
+                            struct nine_life *life, struct nine_move *move, struct kv_diag *diag) {
+    struct receipt receipt;
+    uint64_t begun_ns = kv_clock_now_ns(kv_clock_system());
+    enum kv_err err = nine_sleep(nine, leaves, &receipt, diag);
+
+    move->sleep_ns = kv_clock_now_ns(kv_clock_system()) - begun_ns;
+    move->sleep_bytes = receipt.door_bytes;
+    return err == KV_OK ? wake(nine, comes, life, move, diag) : err;
+}
+
+/* --- the plain reader */
+
+static int read_file(const char *path, uint8_t *memory, uint64_t most, struct nine_plain *plain) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    uint64_t left = most;
+
+    plain->direct = plain->direct && file >= 0;
+    if (file < 0)
+        file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    for (ssize_t got = PLAIN_BYTES; got == PLAIN_BYTES && left > 0;) {
+        got = read(file, memory, PLAIN_BYTES);
+        if (got > 0) {
+            plain->bytes += (uint64_t)got;
+            left -= left < (uint64_t)got ? left : (uint64_t)got;
+        }
+    }
+    close(file);
+    return 1;
+}
+
+/* Reads `bytes` of the store's segments, one thread, 1 MiB at a time. */
+static enum kv_err read_plain(const struct nine *nine, uint64_t bytes, struct nine_plain *plain,
+                              struct kv_diag *diag) {
+    uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), PLAIN_BYTES, PLAIN_ALIGN);
+    uint64_t begun_ns = kv_clock_now_ns(kv_clock_system());
+    char path[512];
+
+    *plain = (struct nine_plain){.direct = 1};
+    if (!memory)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the plain reader");
+    for (uint32_t segment = 1; plain->bytes < bytes && segment < 1u << 20; segment++) {
+        snprintf(path, sizeof path, "%s/seg/%08u.seg", nine->settings.dir, segment);
+        if (!read_file(path, memory, bytes - plain->bytes, plain))
+            break;
+    }
+    plain->ns = kv_clock_now_ns(kv_clock_system()) - begun_ns;
+    kv_alloc_release(kv_alloc_system(), memory);
+    return plain->bytes > 0 ? KV_OK
+                            : kv_diag_set(diag, KV_ERR_IO, "%s: no segment could be read", path);
+}
+
+/* --- the life */
+
+static void wait_gaps(struct decoder *decoder, const struct nine_gaps *gaps, double until,
+                      uint32_t least) {
+    struct nine *nine = decoder->nine;
+
+    for (int over = 0; !over;) {
+        baton_take(&nine->baton);
+        over = (nine_seconds() >= until && gaps->count >= least) || decoder->err != KV_OK ||
+               gaps->count == NINE_GAPS_MAX;
+        baton_give(&nine->baton);
+        sched_yield();
+    }
+}
+
+/* As many decode in quiet as meanwhile: one is left out. */
+static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder *decoder,
+                               struct nine_life *life, struct kv_diag *diag) {
+    uint64_t state = nine->settings.seed;
+    uint32_t out = draw(nine, 1, &state);
+    enum kv_err err = KV_OK;
+    double quiet = seconds / 5, begun = nine_seconds();
+
+    nine->users[out].away = 1;
+    wait_gaps(decoder, &life->quiet, begun + quiet, 20);
+    atomic_store(&decoder->moving, 1);
+    baton_take(&nine->baton);
+    while (err == KV_OK && decoder->err == KV_OK && life->move_count < NINE_WAKES_MAX &&
+           (nine_seconds() < begun + seconds || life->move_count == 0)) {
+        uint32_t comes = draw(nine, 0, &state);
+        err = exchange(nine, out, comes, life, &life->moves[life->move_count++], diag);
+        out = draw(nine, 1, &state);
+        nine->users[out].away = 1;
+        baton_give(&nine->baton);
+        sched_yield();
+        baton_take(&nine->baton);
+    }
+    baton_give(&nine->baton);
+    return err;
+}
+
+/* A wake and a plain read of as many bytes, in turns. */
+static enum kv_err compare_alone(struct nine *nine, struct nine_life *life, struct kv_diag *diag) {
+    uint64_t state = nine->settings.seed + 1;
+    enum kv_err err = KV_OK;
+
+    for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++, life->alone_count++) {
+        uint32_t comes = draw(nine, 0, &state), leaves = draw(nine, 1, &state);
+        err = exchange(nine, leaves, comes, life, &life->alone[i], diag);
+        if (err == KV_OK)
+            err = read_plain(nine, life->alone[i].wake_bytes, &life->plain[i], diag);
+    }
+    return err;
+}
+
+/* Those who sleep come in the place of one who was asked already. */
+static enum kv_err ask_everybody(struct nine *nine, struct nine_life *life, struct kv_diag *diag) {
+    uint32_t asked[NINE_SESSIONS_MAX], count = 0;
+    int slept[NINE_SESSIONS_MAX];
+    enum kv_err err = KV_OK;
+
+    for (uint32_t i = 0; i < nine->user_count && err == KV_OK; i++) {
+        slept[i] = nine->users[i].session == NULL;
+        if (slept[i])
+            continue;
+        err = nine_prove(nine, i, &life->score, diag);
+        asked[count++] = i;
+    }
+    for (uint32_t i = 0; i < nine->user_count && err == KV_OK; i++) {
+        struct nine_move move;
+        if (!slept[i])
+            continue;
+        err = exchange(nine, asked[--count], i, life, &move, diag);
+        if (err == KV_OK)
+            err = nine_prove(nine, i, &life->score, diag);
+        asked[count++] = i;
+    }
+    return err;
+}
+
+enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
+                      struct kv_diag *diag) {
+    struct decoder decoder = {.nine = nine, .life = life};
+    pthread_t thread;
+    enum kv_err err;
+
+    life->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *life->quiet.ns);
+    life->moving.ns = calloc(NINE_GAPS_MAX, sizeof *life->moving.ns);
+    if (!life->quiet.ns || !life->moving.ns)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
+    nine->shared = 1;
+    if (pthread_create(&thread, NULL, decode, &decoder) != 0)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no thread to decode with");
+    err = live_shared(nine, seconds, &decoder, life, diag);
+    atomic_store(&decoder.stop, 1);
+    pthread_join(thread, NULL);
+    nine->shared = 0;
+    if (err == KV_OK && decoder.err != KV_OK) {
+        err = decoder.err;
+        *diag = decoder.diag;
+    }
+    for (uint32_t i = 0; i < nine->user_count; i++)
+        nine->users[i].away = 0;
+    if (err == KV_OK)
+        err = compare_alone(nine, life, diag);
+    if (err == KV_OK)
+        err = ask_everybody(nine, life, diag);
+    return err;
+}
+
+void nine_life_release(struct nine_life *life) {
+    free(life->quiet.ns);
+    free(life->moving.ns);
+}

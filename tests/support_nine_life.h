@@ -1,0 +1,56 @@
+/* tests/support_nine_life.h - more sessions than are awake: random sleep and wake beside decoding.
+ *
+ * Responsible for: one thread that decodes everybody who is awake, one that puts one to sleep and
+ * wakes another, over and over; gaps between steps, quiet and meanwhile; what each wake proved; a
+ * plain reader of the same bytes.
+ * Not responsible for: who they are (support_nine.h), printing (nine.c).
+ *
+ * Threads: the caller's, which has the baton while it sleeps and wakes sessions, and one more.
+ * Units: nanoseconds, bytes.
+ */
+#ifndef TESTS_SUPPORT_NINE_LIFE_H
+#define TESTS_SUPPORT_NINE_LIFE_H
+
+#include "tests/support_nine.h"
+
+enum { NINE_GAPS_MAX = 1 << 18, NINE_WAKES_MAX = 4096, NINE_PAIRS = 3 };
+
+struct nine_gaps {
+    uint64_t *ns; /* [NINE_GAPS_MAX] */
+    uint32_t count;
+};
+double nine_gaps_ms(struct nine_gaps *gaps, double share); /* sorts them */
+
+struct nine_move {
+    uint64_t sleep_ns, wake_ns, sleep_bytes, wake_bytes;
+};
+struct nine_plain {
+    uint64_t ns, bytes;
+    int direct; /* 0: the file system refuses O_DIRECT */
+};
+struct nine_life {
+    struct nine_gaps quiet, moving;
+    struct nine_move moves[NINE_WAKES_MAX];
+    uint32_t move_count;
+    uint32_t wakes, proven;
+    char first_unproven[NINE_TEXT_BYTES];
+    /* Nobody decodes: a wake, then a plain reader of as many bytes of the store. */
+    struct nine_move alone[NINE_PAIRS];
+    struct nine_plain plain[NINE_PAIRS];
+    uint32_t alone_count;
+    enum receipt_stage bound_by;
+    struct nine_score score; /* of all sessions, at the end */
+};
+
+/* 1 when a receipt of a wake proves it: digests, equal bits, nothing prefilled, all needles. */
+int nine_wake_proven(const struct receipt *receipt, char text_out[NINE_TEXT_BYTES]);
+
+/* Lives for `seconds` with everybody of `users` who is awake, then asks all sessions everything.
+ * All exist, at least one is awake and one asleep; the store is open. */
+enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
+                      struct kv_diag *diag);
+enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receipt_out,
+                       struct kv_diag *diag);
+void nine_life_release(struct nine_life *life);
+
+#endif

@@ -1,0 +1,275 @@
+/* tests/test_nine.c - the nine users at the small geometry, and that their checks can fail.
+ *
+ * Responsible for: slots by arithmetic against the engine under every recipe, users that fit, the
+ * goals of 131,072 tokens by arithmetic; needles, thieves and what is invented; wakes that are not
+ * proven; a short life of more sessions than are awake; the whole program; the plotting tool.
+ * Not responsible for: 8B geometry (make gpu-demo).
+ *
+ * Fails with BREAK_NINE_THIEF (a thief is not counted), BREAK_NINE_SLOT (arithmetic is off by one
+ * slot) and BREAK_NINE_UNPROVEN (every wake counts as proven).
+ */
+#include "tests/support_nine_curve.h"
+#include "tests/support_nine_life.h"
+#include "tests/testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TOKENS = 3000, USERS = 3, SESSIONS = 5 };
+
+static struct nine nine;
+
+static void must(enum kv_err err, const struct kv_diag *diag) {
+    if (err != KV_OK)
+        fail_msg("error %d: %s", (int)err, diag->text);
+}
+
+static struct nine_settings small(void) {
+    return (struct nine_settings){.model = "synth:small",
+                                  .tokens = TOKENS,
+                                  .seed = 3,
+                                  .device = ENGINE_DEVICE_CPU,
+                                  .threads = 1,
+                                  .device_memory_bytes = UINT64_MAX,
+                                  .pool_bytes = UINT64_C(64) << 20,
+                                  .reserve_slots = 64};
+}
+
+/* --- slots */
+
+/* The table of the goals: 54.8 GiB, slots of 1 MiB, frames of 256 KiB, 131,072 tokens. */
+static void the_goals_of_users_follow_from_arithmetic(void **state) {
+    (void)state;
+    const struct nine_room room = {(uint64_t)(54.8 * 1024) << 20, 1 << 20, 1 << 18, 0};
+    uint32_t compared = 0;
+
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        const struct nine_recipe *recipe = nine_recipe_at(i);
+        struct image_policy policy = nine_recipe_policy(recipe, 131072);
+        if (!recipe->users_goal)
+            continue;
+        assert_int_equal(nine_pool_fit(&room, &policy, 131072), recipe->users_goal);
+        compared++;
+    }
+    assert_int_equal(compared, 6);
+    assert_null(nine_recipe_at(NINE_RECIPES));
+    assert_null(nine_recipe_find("v", 1));
+}
+
+/* Fails with BREAK_NINE_SLOT. */
+static void every_recipe_agrees_to_the_slot_and_answers(void **state) {
+    (void)state;
+    const struct nine_settings settings = small();
+    struct nine_curve curve;
+    struct kv_diag diag = {""};
+    char text[NINE_TEXT_BYTES];
+
+    must(nine_open(&settings, USERS, &nine, &diag), &diag);
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        uint32_t tiers = 0;
+        must(nine_curve_run(&nine, nine_recipe_at(i), USERS, 2, &curve, &diag), &diag);
+        if (!curve.equal)
+            fail_msg("%s: %s", curve.recipe->name, curve.differs);
+        if (!nine_score_good(&curve.score))
+            fail_msg("%s: %s", curve.recipe->name, curve.score.first_wrong);
+        assert_int_equal(curve.largest, USERS);
+        assert_int_equal(curve.score.asked, USERS * NINE_ASKS);
+        int control =
+            curve.policy.recipe == IMAGE_RECIPE_FP8 || curve.policy.recipe == IMAGE_RECIPE_V1;
+        assert_int_equal(curve.score.graded, control ? 0 : USERS * 4);
+        assert_int_equal(curve.score.absent, USERS * (NINE_ABSENT + (control ? 4 : 0)));
+        for (uint32_t tier = 0; tier < LAYOUT_TIER_BF16; tier++)
+            tiers += curve.score.tiers[tier].asked > 0;
+        if (strcmp(curve.recipe->name, "v3-quarters") == 0)
+            assert_int_equal(tiers, 4);
+        curve.predicted.slots--;
+        assert_false(nine_pool_equal(&curve.predicted, &curve.counted, curve.used, text));
+        curve.predicted.slots++;
+        curve.counted.streams[LAYOUT_PAGE]++;
+        assert_false(nine_pool_equal(&curve.predicted, &curve.counted, curve.used, text));
+        nine_drop_all(&nine);
+    }
+    nine_close(&nine);
+}
+
+static void as_many_users_fit_as_arithmetic_says(void **state) {
+    (void)state;
+    struct nine_settings settings = small();
+    struct nine_fit fits[NINE_RECIPES] = {{0}};
+    struct kv_diag diag = {""};
+    uint32_t counted = 0;
+
+    settings.tokens = NINE_TOKENS_MIN;
+    settings.pool_bytes = UINT64_C(28) << 20;
+    must(nine_fit_run(&settings, fits, &diag), &diag);
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        if (fits[i].predicted != fits[i].counted)
+            fail_msg("%s: %u users predicted, %u counted", nine_recipe_at(i)->name,
+                     fits[i].predicted, fits[i].counted);
+        counted += fits[i].counted;
+    }
+    assert_true(counted > 20);
+}
+
+static void a_full_pool_is_said(void **state) {
+    (void)state;
+    struct nine_settings settings = small();
+    struct nine_curve curve;
+    struct kv_diag diag = {""};
+
+    settings.pool_bytes = UINT64_C(24) << 20;
+    must(nine_open(&settings, USERS, &nine, &diag), &diag);
+    must(nine_curve_run(&nine, nine_recipe_find("bf16", 4), USERS, 1, &curve, &diag), &diag);
+    assert_in_range(curve.largest, 1, USERS - 1);
+    assert_true(curve.full[0] != 0 && curve.equal);
+    assert_int_equal(curve.points[curve.point_count - 1].users, curve.largest);
+    nine_close(&nine);
+}
+
+/* --- answers */
+
+/* Fails with BREAK_NINE_THIEF. */
+static void a_thief_is_counted_and_so_is_what_is_invented(void **state) {
+    (void)state;
+    const struct nine_settings settings = small();
+    struct support_synth_answer answers[2][NINE_ASKS];
+    struct nine_score score = {0};
+    struct nine_curve curve;
+    struct kv_diag diag = {""};
+
+    must(nine_open(&settings, 2, &nine, &diag), &diag);
+    must(nine_curve_run(&nine, nine_recipe_find("v3", 2), 2, 1, &curve, &diag), &diag);
+    for (uint32_t i = 0; i < 2; i++)
+        must(nine_ask(&nine, i, answers[i], &diag), &diag);
+    nine_judge(&nine, 0, TOKENS, answers[1], &score);
+    assert_int_equal(score.right, NINE_FOREIGN + NINE_ABSENT);
+    assert_int_equal(score.thief, NINE_FACTS);
+    assert_false(nine_score_good(&score));
+    memset(&score, 0, sizeof score);
+    answers[0][NINE_FACTS].id = answers[1][NINE_FACTS - 1].id;            /* the other's own key */
+    answers[0][NINE_ASKS - 1].id = synth_answer_id(nine.synth.words / 2); /* nobody's value */
+    nine_judge(&nine, 0, TOKENS, answers[0], &score);
+    assert_int_equal(score.right, NINE_ASKS - 2);
+    assert_int_equal(score.thief, 1);
+    assert_int_equal(score.invented, 1);
+    assert_false(nine_score_good(&score));
+    nine_close(&nine);
+}
+
+/* --- wakes */
+
+/* Fails with BREAK_NINE_UNPROVEN. */
+static void a_wake_is_proven_by_every_part_of_its_receipt(void **state) {
+    (void)state;
+    const struct receipt good = {.operation = RECEIPT_RESTORE,
+                                 .fingerprint = RECEIPT_BITS_EQUAL,
+                                 .digests_checked = 9,
+                                 .needles_asked = NINE_NEEDLES,
+                                 .needles_passed = NINE_NEEDLES};
+    struct receipt bad[7];
+    char text[NINE_TEXT_BYTES];
+
+    assert_true(nine_wake_proven(&good, text));
+    for (uint32_t i = 0; i < 7; i++)
+        bad[i] = good;
+    bad[0].fingerprint = RECEIPT_TOP_EQUAL;
+    bad[1].tokens_prefilled = 1;
+    bad[2].digests_failed = 1;
+    bad[3].needles_passed--;
+    bad[4].needles_asked = bad[4].needles_passed = 0;
+    bad[5].err = KV_ERR_PROOF;
+    bad[6].digests_checked = 0;
+    for (uint32_t i = 0; i < 7; i++)
+        if (nine_wake_proven(&bad[i], text) || text[0] == 0)
+            fail_msg("receipt %u counts as proven", i);
+}
+
+static void more_sessions_than_are_awake_live(void **state) {
+    (void)state;
+    struct nine_settings settings = small();
+    struct nine_life *life = calloc(1, sizeof *life);
+    char dir[TESTING_PATH_BYTES], store[TESTING_PATH_BYTES + 8];
+    struct kv_diag diag = {""};
+    struct receipt receipt;
+
+    testing_temp_dir(dir);
+    snprintf(store, sizeof store, "%s/store", dir);
+    settings.dir = store;
+    settings.mixed = 1;
+    must(nine_open(&settings, SESSIONS, &nine, &diag), &diag);
+    must(nine_store(&nine, &diag), &diag);
+    nine.policy = nine_recipe_policy(nine_recipe_find("v3-quarters", 11), TOKENS);
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        must(nine_add(&nine, i, &diag), &diag);
+        must(nine_register(&nine, i, &diag), &diag);
+        if (i >= USERS) {
+            must(nine_sleep(&nine, i, &receipt, &diag), &diag);
+            assert_int_equal(receipt.needles_kept, NINE_NEEDLES);
+        }
+    }
+    must(nine_live(&nine, 1, life, &diag), &diag);
+    if (life->proven != life->wakes)
+        fail_msg("%s", life->first_unproven);
+    assert_true(life->wakes > SESSIONS - USERS && life->move_count > 0);
+    assert_true(life->quiet.count >= 20 && life->moving.count > 0);
+    assert_true(life->alone_count == NINE_PAIRS && life->plain[0].bytes > 0);
+    assert_int_equal(life->score.users, SESSIONS);
+    if (!nine_score_good(&life->score))
+        fail_msg("%s", life->score.first_wrong);
+    assert_true(nine_store_need(&nine, SESSIONS) > nine_store_need(&nine, SESSIONS - 1));
+    nine_life_release(life);
+    free(life);
+    nine_close(&nine);
+}
+
+/* --- programs */
+
+static int run(const char *command) {
+    int status = system(command);
+
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void the_whole_program_runs(void **state) {
+    (void)state;
+    char self[TESTING_PATH_BYTES], dir[TESTING_PATH_BYTES], command[1024];
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
+
+    assert_true(bytes > 0);
+    self[bytes] = 0;
+    *strrchr(self, '/') = 0;
+    testing_temp_dir(dir);
+    snprintf(command, sizeof command,
+             "%s/nine --quick --out %s --commit test >%s/text && "
+             "test -s %s/nine_overview.json && test -s %s/nine_v3-quarters.json && "
+             "! grep -q WRONG %s/text",
+             self, dir, dir, dir, dir, dir);
+    assert_int_equal(run(command), 0);
+    snprintf(command, sizeof command, "%s/nine --tokens 12 >%s/text 2>&1", self, dir);
+    assert_int_equal(run(command), 1);
+    snprintf(command, sizeof command, "%s/nine --no-such-option >%s/text 2>&1", self, dir);
+    assert_int_equal(run(command), 2);
+    snprintf(command, sizeof command,
+             "python3 tools/plot_users.py --check %s/nine_v3-quarters.json >%s/text", dir, dir);
+    assert_int_equal(run(command), 0);
+    snprintf(command, sizeof command,
+             "sed '0,/\"recipe\"/b;s/\"recipe\":\\t\"v3-quarters\"/\"recipe\": \"v2\"/' "
+             "%s/nine_v3-quarters.json >%s/mixed.json && "
+             "python3 tools/plot_users.py --check %s/mixed.json 2>%s/text",
+             dir, dir, dir, dir);
+    assert_int_equal(run(command), 3);
+    snprintf(command, sizeof command, "grep -q 'never joined' %s/text", dir);
+    assert_int_equal(run(command), 0);
+}
+
+TESTING_MAIN(cmocka_unit_test(the_goals_of_users_follow_from_arithmetic),
+             cmocka_unit_test(every_recipe_agrees_to_the_slot_and_answers),
+             cmocka_unit_test(as_many_users_fit_as_arithmetic_says),
+             cmocka_unit_test(a_full_pool_is_said),
+             cmocka_unit_test(a_thief_is_counted_and_so_is_what_is_invented),
+             cmocka_unit_test(a_wake_is_proven_by_every_part_of_its_receipt),
+             cmocka_unit_test(more_sessions_than_are_awake_live),
+             cmocka_unit_test(the_whole_program_runs))
