@@ -90,8 +90,8 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
 .PHONY: all help demo crowd gpu-demo test test-programs check check-twins sanitize threads \
-        bench test-kill sweep sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench install uninstall \
-        deb clean setup print-link FORCE
+        bench test-kill sweep sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench \
+        install uninstall deb clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
