@@ -8,6 +8,7 @@
 #include "tests/testing.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { ASK_MAX = 256 };
@@ -110,18 +111,46 @@ static float value_of(uint16_t bits) {
     return value;
 }
 
+/* BF16 values from zero on, with their sign. */
+static int32_t step_of(uint16_t bits) {
+    return bits & 0x8000 ? -(bits & 0x7fff) : bits;
+}
+
+static void compare(uint16_t real, uint16_t closed, int behind_six,
+                    struct support_synth_difference *difference) {
+    uint32_t steps = (uint32_t)abs(step_of(real) - step_of(closed));
+
+    if (value_of(closed) == 0 && fabsf(value_of(real)) <= SYNTH_ZERO_MAX) {
+        difference->nearly_zero++;
+    } else if (behind_six && steps == 1) {
+        difference->rounded++;
+    } else {
+        difference->wrong++;
+        difference->steps_max = steps > difference->steps_max ? steps : difference->steps_max;
+    }
+}
+
+static int is_six(const struct synth *synth, uint32_t id) {
+    uint32_t first = synth_id(SYNTH_KEY, 0), each = synth_id(SYNTH_KEY, 1) - first;
+
+    return id >= first && id < synth_id(SYNTH_KEY, synth->words) &&
+           (id - first) % each >= synth_id(SYNTH_SIX, 0) - first;
+}
+
 void support_synth_compare(const struct synth *synth, const struct fill_stretch *stretch,
                            const uint16_t *real, const uint16_t *closed,
                            struct support_synth_difference *difference) {
     size_t planes = (size_t)synth->layers * 2 * synth->kv_heads, dim = 128;
 
-    for (size_t plane = 0; plane < planes; plane++)
-        for (size_t i = 0; i < stretch->count * dim; i++) {
-            size_t at = plane * stretch->chunk_rows * dim + i;
-            difference->elements++;
-            difference->unequal += real[at] != closed[at];
-            if (real[at] != closed[at])
-                difference->wrong +=
-                    !(value_of(closed[at]) == 0 && fabsf(value_of(real[at])) <= SYNTH_ZERO_MAX);
-        }
+    for (uint32_t row = 0; row < stretch->count; row++) {
+        int behind_six =
+            stretch->position + row > 0 && is_six(synth, stretch->ids[(int64_t)row - 1]);
+        for (size_t plane = 0; plane < planes; plane++)
+            for (size_t i = 0; i < dim; i++) {
+                size_t at = (plane * stretch->chunk_rows + row) * dim + i;
+                difference->elements++;
+                if (real[at] != closed[at])
+                    compare(real[at], closed[at], behind_six, difference);
+            }
+    }
 }

@@ -44,10 +44,12 @@ void support_synth_ask(struct session *session, const struct support_synth_fact 
 /* For fill_session; the context is a struct synth_rows. */
 enum kv_err support_synth_rows(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
                                struct kv_diag *diag);
-/* Elements that differ from the closed form at all, and those that differ by more than zeros may
- * (SYNTH_ZERO_MAX). Rows [0, count) of chunks of equal shape. */
+/* Rows [0, count) of chunks of equal shape against the closed form: zeros that are only nearly so
+ * (SYNTH_ZERO_MAX), the next BF16 value in a row behind a " …VI" (both allowed), and what is wrong.
+ * Added up. */
 struct support_synth_difference {
-    uint64_t elements, unequal, wrong;
+    uint64_t elements, nearly_zero, rounded, wrong;
+    uint32_t steps_max; /* BF16 values between, of the wrong ones */
 };
 void support_synth_compare(const struct synth *synth, const struct fill_stretch *stretch,
                            const uint16_t *real, const uint16_t *closed,

@@ -405,34 +405,34 @@ static void write_details(struct cuda *cuda) {
              cuda->multiprocessors, CUDART_VERSION, BUILD_CUDA_FLAGS, cuda->gemm.text);
 }
 
-/* A factor is packed here, widened and rounded on the device; its shape gets an algorithm. */
+/* A factor is packed here, widened and rounded on the device, unless it is BF16 in the file. */
 static enum kv_err cuda_weight_load(struct device *device, enum device_use use,
                                     struct ops_weight *weight, const uint8_t *tensor) {
     struct cuda *cuda = cuda_of(device);
-    uint64_t bytes = ops_weight_bytes(weight->type, weight->n, weight->k);
-    uint8_t *packed = kv_alloc_aligned(cuda->alloc, bytes, 64);
-    uint8_t *at = use == DEVICE_FACTOR ? cuda_get(device, bytes) : (uint8_t *)weight->bytes;
-    struct device_copy copy = {at, packed, bytes};
-    struct ops_weight held = *weight;
-    enum kv_err err = KV_ERR_DEVICE;
+    int whole = use == DEVICE_FACTOR && weight->type == OPS_BF16;
+    enum device_use as = whole ? DEVICE_FACTOR : DEVICE_TABLE;
+    uint64_t bytes = cuda_weight_bytes(as, weight->type, weight->n, weight->k);
+    uint8_t *packed = whole ? NULL : kv_alloc_aligned(cuda->alloc, bytes, 64);
+    uint8_t *at = use == as ? (uint8_t *)weight->bytes : cuda_get(device, bytes);
+    struct device_copy copy = {at, whole ? tensor : packed, bytes};
+    struct ops_weight held = {weight->type, weight->n, weight->k, at};
+    enum kv_err err;
 
     snprintf(cuda->device.trouble, sizeof cuda->device.trouble, "no memory to load a weight");
-    if (packed && at) {
+    if (packed)
         ops_weight_pack(weight, tensor, packed, 0, (weight->n + OPS_PANEL - 1) / OPS_PANEL);
-        err = cuda_copy_in(device, DEVICE_STEP, &copy, 1);
-    }
-    if (err == KV_OK && use == DEVICE_FACTOR) {
-        held.bytes = at;
-        check(
-            cuda,
-            cuda_ops_weight_rows(&held, (uint16_t *)weight->bytes, cuda->lanes[DEVICE_STEP].stream),
-            "rounding a weight");
+    err = copy.from && at ? cuda_copy_in(device, DEVICE_STEP, &copy, 1) : KV_ERR_DEVICE;
+    if (err == KV_OK && use != as) {
+        uint16_t *rows = (uint16_t *)weight->bytes;
+        check(cuda, cuda_ops_weight_rows(&held, rows, cuda->lanes[DEVICE_STEP].stream), "rounding");
         err = cuda_wait(device, DEVICE_STEP);
         weight->type = OPS_BF16;
+    }
+    if (err == KV_OK && use == DEVICE_FACTOR) {
         cuda_gemm_pin(&cuda->gemm, weight->n, weight->k);
         write_details(cuda);
     }
-    if (at && use == DEVICE_FACTOR)
+    if (at && use != as)
         cuda_put(device, at);
     kv_alloc_release(cuda->alloc, packed);
     return err;
