@@ -437,7 +437,7 @@ static __device__ __forceinline__ void page_softmax(uint32_t stage, float (&x)[8
     out.widest = state_head_max(widest);
     /* Rounded down, or the largest weight passes 65535 where logits are in the hundreds. */
     float to_steps = __fdividef(65535.0f, out.widest), low = __fmul_rd(top, -x_scale);
-    out.top = __fmul_rn(top, x_scale);
+    out.top = -low;
     out.sum = 0.0f;
 #pragma unroll
     for (int mt = 0; mt < 4; mt++) {
