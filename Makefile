@@ -304,7 +304,7 @@ gpu-demo: setup
 	@$(MAKE_ALL) all $B/tests/nine
 	@mkdir -p '$(GPU_DEMO_OUT)'
 	@$B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB --threads $(shell nproc) \
-	    --tokens $(or $(DEMO_TOKENS),129024) --users $(or $(DEMO_USERS),9) \
+	    --tokens $(or $(DEMO_TOKENS),131072) --users $(or $(DEMO_USERS),9) \
 	    --sessions $(or $(DEMO_SESSIONS),10) --seconds $(or $(DEMO_SECONDS),300) \
 	    $(if $(DEMO_RECIPES),--recipes '$(DEMO_RECIPES)') --out '$(GPU_DEMO_OUT)' \
 	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
