@@ -465,8 +465,14 @@ void snapshot_close(struct snapshot *snapshot) {
     kv_alloc_release(snapshot->alloc, snapshot);
 }
 
+/* A session that was woken and has written nothing has no line of its own: one of its lineage then
+ * belongs to the session that it is a branch of, which may be at work. */
 static void forget(struct snapshot *snapshot, struct session *session) {
     struct snap_line *line = NULL;
+#ifndef BREAK_FORGET_SOURCE
+    if (transfer_durable(session)->trim_pending)
+        return;
+#endif
     if (snap_line_of(&snapshot->lines, session, &line, NULL) == KV_OK)
         snap_line_forget(&snapshot->lines, line);
 }

@@ -147,7 +147,7 @@ static int has_writes_waiting(struct serving *serving) {
 /* One that has gone on since its save, one that was never saved, one that went back and one that
  * is a branch, whose source is removed; then one whose blocks wait for the write budget.
  * BREAK_GC_RESIDENT and BREAK_FSCK_RESIDENT delete what they have in the store, BREAK_OPEN_KIN what
- * the branch shares. */
+ * the branch shares, BREAK_FORGET_SOURCE what the source of a branch that came to nothing has. */
 static void gc_leaves_what_sessions_at_work_have(void **state) {
     struct serving *serving = *state;
     uint64_t prefilled = 0;
@@ -158,6 +158,12 @@ static void gc_leaves_what_sessions_at_work_have(void **state) {
     feed(serving, gone_on, 900);
     save(serving, gone_on);
     feed(serving, gone_on, 2600);
+    const struct restore_options failed = {.as = "failed"};
+    struct receipt receipt;
+    struct session *session = NULL;
+    must(serving,
+         service_wake(serving->service, "gone-on", &failed, &session, &receipt, &serving->diag));
+    service_drop(serving->service, session);
     feed(serving, find(serving, "new", 1), 1700);
     struct session *back = find(serving, "back", 1);
     feed(serving, back, 1700);
@@ -165,7 +171,6 @@ static void gc_leaves_what_sessions_at_work_have(void **state) {
     must(serving, turn_rewind(serving->service, back, 1400, &prefilled, &serving->diag));
     feed(serving, back, 2600);
     struct session *source = find(serving, "source", 1);
-    struct receipt receipt;
     feed(serving, source, 1700);
     must(serving, service_sleep(serving->service, source, &receipt, &serving->diag));
     feed(serving, branch(serving, "source", "branch", 1400), 2600);
