@@ -426,6 +426,7 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name, 
     struct rest_plan plan = {.ram = 1};
     struct restore_plan out = {0};
     enum kv_err err = KV_OK;
+    store_hold(source->store); /* what is looked up is read where it was found */
     KV_TRY(rest_plan_image(source->store, source->alloc, name, snapshot, &plan, diag));
     KV_TRY(rest_plan_records(source->store, &plan, diag));
     out.snapshot = plan.snapshot;
@@ -449,6 +450,7 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name, 
         add_extent(&plan.pages[i], &out);
     *plan_out = out;
 done:
+    store_unhold(source->store);
     rest_plan_release(&plan);
     return err;
 }
@@ -456,9 +458,11 @@ done:
 enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct image *image_out, struct kv_diag *diag) {
     struct rest_plan plan = {0};
+    store_hold(store);
     enum kv_err err = rest_plan_image(store, alloc, name, 0, &plan, diag);
     if (err == KV_OK)
         err = rest_plan_records(store, &plan, diag);
+    store_unhold(store);
     if (err == KV_OK) {
         *image_out = plan.image;
         image_init(&plan.image);
