@@ -187,6 +187,9 @@ void cmd_write_begin(struct cmd *cmd, struct service *service) {
     if (cmd->host == NULL)
         return;
     leave(cmd);
+    /* What is told of sessions so far is told under their names of now. */
+    if (cmd->host->serve != NULL)
+        serve_settle(cmd->host->serve);
     snapshot_writer_take(service_snapshot(service));
     cmd->writes = 1;
 }

@@ -226,8 +226,10 @@ static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
         pthread_join(thread, NULL);
     if (second.over >= 0)
         close(second.over);
-    if (!alone)
+    if (!alone) {
+        serve_settle(daemon->serve);
         leave_behind(err, diag);
+    }
     return err;
 }
 
