@@ -230,6 +230,7 @@ enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
     cmd_take_signals(cmd);
     KV_TRY(cmd_open_service(cmd, 0, &measuring.service, diag));
     KV_TRY(cmd_make(cmd, scratch, diag));
+    service_settle(measuring.service, scratch);
     struct session *left = session_find(service_engine(measuring.service), scratch);
     if (left != NULL)
         service_drop(measuring.service, left);

@@ -590,11 +590,13 @@ uint64_t service_tend(struct service *service) {
         return 0;
     if (service->tend == NULL)
         return SNAP_TEND_NEVER;
-    uint64_t failed = snap_tend_report(service->tend)->failed;
+    const struct snap_tend_report *report = snap_tend_report(service->tend);
+    uint64_t failed = report->failed, slept = report->slept_idle + report->slept_slots;
     uint64_t wait_ns = snap_tend_step(service->tend);
-    if (snap_tend_report(service->tend)->failed != failed)
-        memcpy(service->note, snap_tend_report(service->tend)->note,
-               sizeof snap_tend_report(service->tend)->note);
+    if (report->failed != failed)
+        memcpy(service->note, report->note, sizeof report->note);
+    else if (report->slept_idle + report->slept_slots != slept)
+        service->note[0] = 0;
     return wait_ns;
 }
 
