@@ -560,6 +560,7 @@ static void names_are_checked_and_seeds_count(void **state) {
                                       "synth:small,seed=",
                                       "synth:small,seed=-1",
                                       "synth:small,seed=1x",
+                                      "synth:small,seed=18446744073709551616",
                                       "synth:small,sed=1",
                                       "synth:8bb"};
     struct kv_diag diag = {""};

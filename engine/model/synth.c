@@ -8,6 +8,7 @@
 #include "engine/model/gguf.h"
 #include "store/base/bytes.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +46,9 @@ enum kv_err synth_parse(const char *name, struct synth *synth_out, struct kv_dia
             if (strncmp(rest, seed, sizeof seed - 1) != 0 || rest[sizeof seed - 1] < '0' ||
                 rest[sizeof seed - 1] > '9')
                 break;
+            errno = 0;
             synth.seed = strtoull(rest + sizeof seed - 1, &end, 10);
-            if (*end != 0)
+            if (*end != 0 || errno != 0)
                 break;
         }
         *synth_out = synth;
