@@ -119,7 +119,7 @@ unpack_debs() {
     usr=$work/debs/usr triple=$(gcc -print-multiarch)
     export CPATH="$usr/include:$usr/include/$triple"
     export LIBRARY_PATH="$usr/lib/$triple:$work/debs/lib/$triple:$usr/lib"
-    export LD_LIBRARY_PATH="$LIBRARY_PATH"
+    export LD_LIBRARY_PATH="$LIBRARY_PATH${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }
 
 engine() {
@@ -133,6 +133,12 @@ engine() {
     [ -n "${GPU_BUILT:-}" ] ||
         make -s CUDA=1 build/release/gen/packages 2>"$out/packages.txt" || {
         skip gpu_engine "$(head -n 1 "$out/packages.txt"); GPU_DEBS=folder brings them along"
+        return 0
+    }
+    [ -n "${GPU_BUILT:-}" ] ||
+        printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h |
+        gcc -fsyntax-only -x c - 2>/dev/null || {
+        skip gpu_engine 'cmocka.h of libcmocka-dev is missing; GPU_DEBS=folder brings it along'
         return 0
     }
     [ -f "$model" ] || { skip gpu_engine "no model at $model: give MODEL=file.gguf"; return 0; }
@@ -189,6 +195,7 @@ bench() {
 }
 
 build
+rm -f "$out/engine.json" "$out/faults.json" # of an earlier run
 case $what in
 build) exit 0 ;;
 bench) bench; exit 0 ;;
