@@ -182,15 +182,10 @@ static enum kv_err freeze_still(struct snapshot *snapshot, struct session *sessi
                                 struct snap_line *line, struct snapshot_ticket *ticket,
                                 struct kv_diag *diag) {
     line->saving = 1;
-#ifndef BREAK_ASKED_IDLE
     (void)session_move(session, SESSION_SAVING);
-#endif
     session_ask_begin(session);
     enum kv_err err = freeze(snapshot, session, ticket, diag);
     session_ask_end(session);
-#ifdef BREAK_ASKED_IDLE
-    (void)session_move(session, SESSION_SAVING);
-#endif
     return err;
 }
 

@@ -97,12 +97,20 @@ enum kv_err cmd_host_take_session(struct cmd *cmd, struct kv_diag *diag) {
     return err == KV_OK && cmd->snapshot != 0 ? let_go(cmd, cmd->session_name, diag) : err;
 }
 
+static int goes_on(void *context, uint64_t done, uint64_t all) {
+    (void)done, (void)all;
+    return !cmd_interrupted(context);
+}
+
 enum kv_err cmd_host_prove(struct cmd *cmd, struct receipt *receipt_out, struct kv_diag *diag) {
     struct service *service = cmd->host->service;
     struct session *session = NULL;
     char name[32];
     snprintf(name, sizeof name, "proof-%016" PRIx64, kv_clock_now_ns(cmd->clock));
-    const struct restore_options beside = {.probes_max = cmd->host->config->probes, .as = name};
+    const struct restore_options beside = {.probes_max = cmd->host->config->probes,
+                                           .as = name,
+                                           .progress = goes_on,
+                                           .progress_context = cmd};
     snapshot_drain(service_snapshot(service));
     enum kv_err err = take(cmd, name, 1, diag);
     if (err == KV_OK)

@@ -287,7 +287,9 @@ static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_
     for (uint32_t i = first; i < end && err == KV_OK; i++) {
         progress_update(&progress, i - first, end - first);
         engine_breathe(session_engine(session));
-        err = check_one(session, i, list, &checked, diag);
+        err = cmd_interrupted(cmd) ? kv_diag_set(diag, KV_ERR_CANCELLED,
+                                                 "stopped after %" PRIu32 " needles", i - first)
+                                   : check_one(session, i, list, &checked, diag);
     }
     progress_end(&progress);
     KV_TRY(err);
