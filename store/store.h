@@ -47,8 +47,8 @@ struct store_options {
     uint64_t segment_bytes; /* a multiple of 4 KiB in [1 MiB, 1 GiB]; 64 MiB is usual */
     uint64_t deadline_ns;   /* longest wait for one read or write; 30 s is usual */
     const char *program;    /* written into LOCK for whoever finds it held */
-    void (*progress)(void *context, uint64_t done, uint64_t all); /* segments read for a rebuild of
-                                                                     the index; NULL is allowed */
+    void (*progress)(void *context, uint64_t done, uint64_t all); /* segments read for a rebuild
+                                                 of the index while it opens; NULL is allowed */
     void *progress_context;
     const struct io_door *door; /* these three are borrowed until store_close */
     const struct kv_alloc *alloc;

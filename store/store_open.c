@@ -511,7 +511,10 @@ enum kv_err store_open(const struct store_options *options, struct store **out,
     store->door_name = options->door->name;
     pthread_mutex_init(&store->lock, NULL);
     err = open_all(store, options->dir, diag);
-    store->options.program = NULL;
+    store->options.program = NULL; /* these two are the caller's during the opening alone */
+#ifndef BREAK_PROGRESS_STAYS
+    store->options.progress = NULL;
+#endif
     if (err != KV_OK) {
         kv_diag_prefix(diag, "store %s", options->dir);
         store_close(store);

@@ -378,7 +378,14 @@ static ino_t index_of(const char *dir) {
     return info.st_ino;
 }
 
+static void only_while_it_opens(void *context, uint64_t done, uint64_t all) {
+    (void)done, (void)all;
+    assert_false(*(int *)context);
+}
+
+/* BREAK_PROGRESS_STAYS tells whoever opened the store, long after that. */
 static void an_open_store_gets_a_new_index(void **state) {
+    int is_open = 0;
     (void)state;
     char dir[TESTING_PATH_BYTES], note[STORE_NOTE_BYTES];
     struct looking looking = {.looks = 0};
@@ -386,7 +393,10 @@ static void an_open_store_gets_a_new_index(void **state) {
     testing_temp_dir(dir);
     make_history(dir);
     struct store_options options = support_store_options(dir);
+    options.progress = only_while_it_opens;
+    options.progress_context = &is_open;
     struct store *store = looking.store = support_store_open(&options);
+    is_open = 1;
     char *before = support_store_dump(store);
     ino_t file = index_of(dir);
     assert_int_equal(pthread_create(&thread, NULL, look_all_the_while, &looking), 0);
