@@ -13,6 +13,7 @@
  */
 #include "engine/engine_inner.h"
 #include "engine/model/sampler.h"
+#include "tests/support_tally.h"
 #include "tools/service.h"
 
 #include <cjson/cJSON.h>
@@ -24,31 +25,11 @@
 
 enum { IDS_MAX = 8192, EVENTS_MAX = 256, SESSIONS = 9, ROWS_MAX = 4096, LONG_TOKENS = 6000 };
 
-static int passed, failed;
 static FILE *results;
 static const char *model_path;
 static int quick;
 static enum engine_device the_gpu = ENGINE_DEVICE_CUDA;
 static struct engine_event events[EVENTS_MAX];
-
-static int check(int good, const char *what) {
-    good ? passed++ : failed++;
-    printf("%s %s\n", good ? "ok  " : "FAIL", what);
-    fflush(stdout);
-    return good;
-}
-
-static void need(enum kv_err err, const struct kv_diag *diag, const char *what) {
-    if (err == KV_OK)
-        return;
-    printf("FAIL %s: error %d: %s\n%d passed, %d failed\n", what, (int)err, diag->text, passed,
-           failed + 1);
-    exit(1);
-}
-
-static double seconds(void) {
-    return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
-}
 
 /* --- engines */
 
@@ -74,14 +55,15 @@ static struct engine *open_engine(struct opening opening) {
     struct engine *engine = NULL;
     uint8_t *model = NULL;
     uint64_t bytes = 0;
-    double begun = seconds();
+    double begun = tally_seconds();
 
-    need(service_read_model(model_path, kv_alloc_system(), &model, &bytes, &diag), &diag, "model");
-    need(engine_open(&settings, model, bytes, &engine, &diag), &diag, "engine_open");
+    tally_need(service_read_model(model_path, kv_alloc_system(), &model, &bytes, &diag), &diag,
+               "model");
+    tally_need(engine_open(&settings, model, bytes, &engine, &diag), &diag, "engine_open");
     kv_alloc_release(kv_alloc_system(), model);
     struct engine_model info;
     engine_model(engine, &info);
-    printf("     opened on %s in %.2f s, graphs %d\n", info.device_name, seconds() - begun,
+    printf("     opened on %s in %.2f s, graphs %d\n", info.device_name, tally_seconds() - begun,
            opening.graphs);
     return engine;
 }
@@ -103,7 +85,7 @@ static struct session *make_session(struct engine *engine, const char *name, enu
     struct kv_diag diag = {""};
 
     memcpy(settings.policy.ages, ages, settings.policy.age_count * sizeof ages[0]);
-    need(session_create(engine, &settings, &session, &diag), &diag, "session_create");
+    tally_need(session_create(engine, &settings, &session, &diag), &diag, "session_create");
     return session;
 }
 
@@ -113,11 +95,11 @@ static uint32_t run(struct engine *engine) {
     uint32_t count = 1, steps = 0;
 
     while (count) {
-        need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
+        tally_need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
         steps += count > 0;
         for (uint32_t i = 0; i < count; i++)
             if (events[i].kind == ENGINE_FAILED)
-                need(events[i].err, &diag, "a step");
+                tally_need(events[i].err, &diag, "a step");
     }
     return steps;
 }
@@ -125,7 +107,7 @@ static uint32_t run(struct engine *engine) {
 static void feed(struct session *session, const uint32_t *ids, uint32_t count) {
     struct kv_diag diag = {""};
 
-    need(session_feed(session, ids, count, IMAGE_USER, &diag), &diag, "session_feed");
+    tally_need(session_feed(session, ids, count, IMAGE_USER, &diag), &diag, "session_feed");
     (void)run(session_engine(session));
 }
 
@@ -138,9 +120,9 @@ static struct device *open_device(enum engine_device kind) {
     struct device *device = NULL;
     struct kv_diag diag = {""};
 
-    need(kind == ENGINE_DEVICE_CUDA ? device_cuda_open(&cuda, &device, &diag)
-                                    : device_host_open(&host, &device, &diag),
-         &diag, "device");
+    tally_need(kind == ENGINE_DEVICE_CUDA ? device_cuda_open(&cuda, &device, &diag)
+                                          : device_host_open(&host, &device, &diag),
+               &diag, "device");
     return device;
 }
 
@@ -168,14 +150,14 @@ static struct kv_digest try_append(enum engine_device kind, struct layout_geomet
     for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
         args.page.slot[i] = (i * 5 + 3) % SLOTS;
     device_fill(device, at, 0x7fff, slots_bytes);
-    check(device_copy_in(device, DEVICE_STEP, &in, 1) == KV_OK, "copy in");
+    tally_check(device_copy_in(device, DEVICE_STEP, &in, 1) == KV_OK, "copy in");
     for (uint32_t i = 0; i < 20; i++) {
         args.page_token = next_random(&random) % LAYOUT_PAGE_TOKENS;
         args.count = 1 + next_random(&random) % (LAYOUT_PAGE_TOKENS - args.page_token);
         args.first_row = next_random(&random) % (ROWS - args.count);
         (void)device_append(device, &args);
     }
-    check(device_copy_out(device, DEVICE_STEP, &out, 1) == KV_OK, "copy out");
+    tally_check(device_copy_out(device, DEVICE_STEP, &out, 1) == KV_OK, "copy out");
     struct kv_digest digest = kv_digest_of(slots, slots_bytes);
     struct device_extent extent = {.part_bytes = layout_slot_raw_bytes(&geometry), .part_count = 8};
     struct kv_digest_state state;
@@ -186,9 +168,9 @@ static struct kv_digest try_append(enum engine_device kind, struct layout_geomet
         kv_digest_update(&state, slots + i * layout_slot_bytes(&geometry), extent.part_bytes);
     }
     here = kv_digest_final(&state);
-    check(device_digest(device, DEVICE_IN, &extent, 1, &there) == KV_OK &&
-              kv_digest_equal(&here, &there),
-          "digest where the bytes lie");
+    tally_check(device_digest(device, DEVICE_IN, &extent, 1, &there) == KV_OK &&
+                    kv_digest_equal(&here, &there),
+                "digest where the bytes lie");
     device_put(device, chunk_at);
     device_put(device, at);
     device_close(device);
@@ -220,7 +202,7 @@ static void test_finite(void) {
         int bad = i % 6 != 3 && i % 6 != 4;
         good &= marks[i] == (i % 5 == 4 ? 3 : bad ? 7 : -1);
     }
-    check(good, "values that are not finite are marked once");
+    tally_check(good, "values that are not finite are marked once");
     device_close(device);
 }
 
@@ -230,7 +212,7 @@ static void test_operations(void) {
     for (size_t i = 0; i < sizeof geometries / sizeof geometries[0]; i++) {
         struct kv_digest host = try_append(ENGINE_DEVICE_CPU, geometries[i]);
         struct kv_digest gpu = try_append(the_gpu, geometries[i]);
-        check(kv_digest_equal(&host, &gpu), "append has the bytes of the host twin");
+        tally_check(kv_digest_equal(&host, &gpu), "append has the bytes of the host twin");
     }
     test_finite();
 }
@@ -320,19 +302,19 @@ static void test_forced(struct engine *host, struct engine *gpu, const cJSON *or
     forced.margin = calloc(ROWS_MAX, sizeof *forced.margin);
     forced.kept = calloc((size_t)ROWS_MAX * KEPT, sizeof *forced.kept);
     cJSON_ArrayForEach(prompt, cJSON_GetObjectItem(oracle, "prompts")) {
-        double begun = seconds();
+        double begun = tally_seconds();
         int tokens = cJSON_GetArraySize(cJSON_GetObjectItem(prompt, "prompt_ids"));
         /* Below 576 tokens no block is sealed. */
         if ((keeping != KEEP_BF16 && tokens < 576) || (quick && (tokens < 1000 || tokens > 1100)))
             continue;
         forced.gpu = 0;
         force(host, prompt, keeping, &forced);
-        host_s += seconds() - begun;
-        begun = seconds();
+        host_s += tally_seconds() - begun;
+        begun = tally_seconds();
         forced.gpu = 1;
         forced.same = forced.bad = 0;
         force(gpu, prompt, keeping, &forced);
-        gpu_s += seconds() - begun;
+        gpu_s += tally_seconds() - begun;
         rows += forced.count;
         same += forced.same;
         bad += forced.bad;
@@ -348,10 +330,10 @@ static void test_forced(struct engine *host, struct engine *gpu, const cJSON *or
             name, (unsigned long long)rows, share, forced.worst_margin, forced.worst, host_s,
             gpu_s);
     snprintf(what, sizeof what, "%s: top-1 equal in at least 98 %% of rows", name);
-    check(share >= 0.98, what);
+    tally_check(share >= 0.98, what);
     snprintf(what, sizeof what, "%s: every difference has a margin below %s", name,
              keeping >= KEEP_LADDER ? "0.5" : "0.3");
-    check(bad == 0, what);
+    tally_check(bad == 0, what);
     free(forced.best);
     free(forced.margin);
     free(forced.kept);
@@ -425,11 +407,11 @@ static struct kv_digest decode_beside(struct engine *engine, uint32_t count, uin
                 feed(sessions[i], text_ids + 4000 + 16 * i, 16);
         }
         for (uint32_t i = 0; i < count; i++)
-            need(session_generate(sessions[i], tokens, &diag), &diag, "session_generate");
+            tally_need(session_generate(sessions[i], tokens, &diag), &diag, "session_generate");
         device_profile_reset(engine->device);
-        begun = seconds();
+        begun = tally_seconds();
         steps = run(engine);
-        took = seconds() - begun;
+        took = tally_seconds() - begun;
     }
     kv_digest_update(&trace.state, sessions[0]->ids, sessions[0]->n * sizeof(uint32_t));
     if (rate_out)
@@ -450,10 +432,11 @@ static void test_bits(struct engine *gpu) {
     struct kv_digest called_nine = decode_beside(calls, 9, tokens, NULL);
 
     engine_close(calls);
-    check(kv_digest_equal(&alone, &two), "batch of 2: the bits of batch 1");
-    check(kv_digest_equal(&alone, &nine), "batch of 9: the bits of batch 1");
-    check(kv_digest_equal(&alone, &called), "without recorded steps: the same bits");
-    check(kv_digest_equal(&alone, &called_nine), "without recorded steps, batch of 9: the same");
+    tally_check(kv_digest_equal(&alone, &two), "batch of 2: the bits of batch 1");
+    tally_check(kv_digest_equal(&alone, &nine), "batch of 9: the bits of batch 1");
+    tally_check(kv_digest_equal(&alone, &called), "without recorded steps: the same bits");
+    tally_check(kv_digest_equal(&alone, &called_nine),
+                "without recorded steps, batch of 9: the same");
     printf("     steps per second: batch 1 %.0f, 2 %.0f, 9 %.0f; batch 1 call by call %.0f\n",
            rate[0], rate[1], rate[2], rate[3]);
     fprintf(results,
@@ -464,10 +447,10 @@ static void test_bits(struct engine *gpu) {
 
 static void time_prefill(struct engine *gpu) {
     struct session *session = make_session(gpu, "long", KEEP_K8V4);
-    double begun = seconds(), first;
+    double begun = tally_seconds(), first;
 
     feed(session, text_ids, LONG_TOKENS);
-    first = seconds() - begun;
+    first = tally_seconds() - begun;
     printf("     prefill of %d tokens: %.0f tokens/s\n", LONG_TOKENS, LONG_TOKENS / first);
     fprintf(results, " \"prefill_tokens_per_second\": %.0f,\n", LONG_TOKENS / first);
     session_drop(session);
@@ -491,7 +474,7 @@ static struct service *open_service(enum engine_device device, const char *dir) 
     settings.policy =
         (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
     settings.sampler = (struct image_sampler){.temperature = 0, .top_p = 1, .top_k = 1, .seed = 1};
-    need(service_open(&settings, &service, &diag), &diag, "service_open");
+    tally_need(service_open(&settings, &service, &diag), &diag, "service_open");
     return service;
 }
 
@@ -501,7 +484,7 @@ static struct session *new_session(struct service *service, const char *name) {
     struct session *session = NULL;
     struct kv_diag diag = {""};
 
-    need(service_session(service, name, &lookup, &session, &opened, &diag), &diag, name);
+    tally_need(service_session(service, name, &lookup, &session, &opened, &diag), &diag, name);
     return session;
 }
 
@@ -518,7 +501,7 @@ static struct kv_digest window_of(struct session *session) {
     struct kv_digest_state state;
     struct kv_diag diag = {""};
 
-    need(transfer_freeze(session, want_all, NULL, &frozen, &diag), &diag, "transfer_freeze");
+    tally_need(transfer_freeze(session, want_all, NULL, &frozen, &diag), &diag, "transfer_freeze");
     kv_digest_init(&state);
     kv_digest_update(&state, frozen.sinks.bytes, frozen.sinks.size);
     for (uint32_t i = 0; i < frozen.page_count; i++)
@@ -534,7 +517,7 @@ static struct kv_digest say(struct session *session, uint32_t first, uint32_t co
     begin_trace(&trace, session_engine(session));
     session_observe(session, take_trace, &trace);
     feed(session, text_ids + first, count);
-    need(session_generate(session, 24, &diag), &diag, "session_generate");
+    tally_need(session_generate(session, 24, &diag), &diag, "session_generate");
     (void)run(session_engine(session));
     session_observe(session, NULL, NULL);
     return kv_digest_final(&trace.state);
@@ -544,14 +527,14 @@ static void fall_asleep(struct service *service, struct session *session) {
     struct receipt receipt;
     struct kv_diag diag = {""};
 
-    need(service_sleep(service, session, &receipt, &diag), &diag, "service_sleep");
+    tally_need(service_sleep(service, session, &receipt, &diag), &diag, "service_sleep");
 }
 
 static struct session *wake(struct service *service, const char *name, struct receipt *receipt) {
     struct session *session = NULL;
     struct kv_diag diag = {""};
 
-    need(service_wake(service, name, NULL, &session, receipt, &diag), &diag, "service_wake");
+    tally_need(service_wake(service, name, NULL, &session, receipt, &diag), &diag, "service_wake");
     return session;
 }
 
@@ -569,9 +552,9 @@ static void test_restored(const char *dir) {
         bits &= kv_digest_equal(&a, &b);
         before = window_of(woken);
         fall_asleep(service, woken);
-        double begun = seconds();
+        double begun = tally_seconds();
         woken = wake(service, "woken", &receipt);
-        double took = seconds() - begun;
+        double took = tally_seconds() - begun;
         wakes += took;
         longest = took > longest ? took : longest;
         after = window_of(woken);
@@ -584,9 +567,10 @@ static void test_restored(const char *dir) {
                   receipt.digests_failed == 0 && receipt.digests_checked > 0;
     }
     struct kv_digest a = say(woken, 4000, 300), b = say(stays, 4000, 300);
-    check(bits && kv_digest_equal(&a, &b), "restored on the GPU = never evicted, bit for bit");
-    check(proven, "every wake is proven bit for bit, nothing prefilled");
-    check(windows, "sinks and window come back byte for byte");
+    tally_check(bits && kv_digest_equal(&a, &b),
+                "restored on the GPU = never evicted, bit for bit");
+    tally_check(proven, "every wake is proven bit for bit, nothing prefilled");
+    tally_check(windows, "sinks and window come back byte for byte");
     printf("     wake: mean %.1f ms, longest %.1f ms\n", wakes * (quick ? 500 : 200),
            longest * 1e3);
     fprintf(results, " \"wake_ms\": {\"mean\": %.1f, \"longest\": %.1f},\n",
@@ -618,13 +602,13 @@ static void test_crossing(const char *dir, enum engine_device from, enum engine_
     service_close(service);
     const char *direction = from == ENGINE_DEVICE_CPU ? "CPU to GPU" : "GPU to CPU";
     snprintf(what, sizeof what, "%s: every stored byte arrives", direction);
-    check(kv_digest_equal(&before, &after) && there.digests_failed == 0 &&
-              there.digests_checked > 20 && there.tokens_prefilled == 0,
-          what);
+    tally_check(kv_digest_equal(&before, &after) && there.digests_failed == 0 &&
+                    there.digests_checked > 20 && there.tokens_prefilled == 0,
+                what);
     snprintf(what, sizeof what, "%s: proven by top-10 and bound", direction);
-    check(there.fingerprint == (from == to ? RECEIPT_BITS_EQUAL : RECEIPT_TOP_EQUAL), what);
+    tally_check(there.fingerprint == (from == to ? RECEIPT_BITS_EQUAL : RECEIPT_TOP_EQUAL), what);
     snprintf(what, sizeof what, "%s and home again: the same bytes", direction);
-    check(kv_digest_equal(&before, &back) && home.digests_failed == 0, what);
+    tally_check(kv_digest_equal(&before, &back) && home.digests_failed == 0, what);
 }
 
 /* --- */
@@ -680,9 +664,8 @@ int main(int argc, char **argv) {
     test_restored(dir[0]);
     test_crossing(dir[1], ENGINE_DEVICE_CPU, the_gpu);
     test_crossing(dir[2], the_gpu, ENGINE_DEVICE_CPU);
-    fprintf(results, " \"passed\": %d, \"failed\": %d}\n", passed, failed);
+    fprintf(results, " \"passed\": %d, \"failed\": %d}\n", tally_passed(), tally_failed());
     fclose(results);
     cJSON_Delete(oracle);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return tally_end();
 }

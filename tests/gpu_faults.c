@@ -13,6 +13,7 @@
  */
 #include "engine/engine_inner.h"
 #include "store/base/bytes.h"
+#include "tests/support_tally.h"
 #include "tools/service.h"
 
 #include <spawn.h>
@@ -27,29 +28,9 @@ enum { EVENTS_MAX = 256, FIRST_TOKENS = 1500, MORE_TOKENS = 300, ANSWER_TOKENS =
 
 extern char **environ;
 
-static int passed, failed;
 static const char *model_path;
 static enum engine_device the_gpu = ENGINE_DEVICE_CUDA;
 static struct engine_event events[EVENTS_MAX];
-
-static int check(int good, const char *what) {
-    good ? passed++ : failed++;
-    printf("%s %s\n", good ? "ok  " : "FAIL", what);
-    fflush(stdout);
-    return good;
-}
-
-static void need(enum kv_err err, const struct kv_diag *diag, const char *what) {
-    if (err == KV_OK)
-        return;
-    printf("FAIL %s: error %d: %s\n%d passed, %d failed\n", what, (int)err, diag->text, passed,
-           failed + 1);
-    exit(1);
-}
-
-static double seconds(void) {
-    return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
-}
 
 /* --- sessions */
 
@@ -70,7 +51,7 @@ static struct service *open_service(const char *dir, uint64_t ram_bytes) {
     settings.policy =
         (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
     settings.sampler = (struct image_sampler){.temperature = 0, .top_p = 1, .top_k = 1, .seed = 1};
-    need(service_open(&settings, &service, &diag), &diag, "service_open");
+    tally_need(service_open(&settings, &service, &diag), &diag, "service_open");
     return service;
 }
 
@@ -80,7 +61,7 @@ static struct session *new_session(struct service *service, const char *name) {
     struct session *session = NULL;
     struct kv_diag diag = {""};
 
-    need(service_session(service, name, &lookup, &session, &opened, &diag), &diag, name);
+    tally_need(service_session(service, name, &lookup, &session, &opened, &diag), &diag, name);
     return session;
 }
 
@@ -90,8 +71,8 @@ static void ask(struct session *session, uint32_t first, uint32_t count) {
 
     for (uint32_t i = 0; i < count; i++)
         ids[i] = 1000 + (first + i) * 7919 % 30000;
-    need(session_feed(session, ids, count, IMAGE_USER, &diag), &diag, "session_feed");
-    need(session_generate(session, ANSWER_TOKENS, &diag), &diag, "session_generate");
+    tally_need(session_feed(session, ids, count, IMAGE_USER, &diag), &diag, "session_feed");
+    tally_need(session_generate(session, ANSWER_TOKENS, &diag), &diag, "session_generate");
 }
 
 static void take_row(void *context, uint64_t position, const float *logits) {
@@ -112,10 +93,10 @@ static struct kv_digest say(struct session *session, uint32_t first, uint32_t co
     session_observe(session, take_row, &state);
     ask(session, first, count);
     while (event_count) {
-        need(engine_step(engine, events, &event_count, &diag), &diag, "engine_step");
+        tally_need(engine_step(engine, events, &event_count, &diag), &diag, "engine_step");
         for (uint32_t i = 0; i < event_count; i++)
             if (events[i].kind == ENGINE_FAILED)
-                need(events[i].err, &diag, "a step");
+                tally_need(events[i].err, &diag, "a step");
     }
     session_observe(session, NULL, NULL);
     return kv_digest_final(&state);
@@ -125,7 +106,7 @@ static void fall_asleep(struct service *service, struct session *session) {
     struct receipt receipt;
     struct kv_diag diag = {""};
 
-    need(service_sleep(service, session, &receipt, &diag), &diag, "service_sleep");
+    tally_need(service_sleep(service, session, &receipt, &diag), &diag, "service_sleep");
 }
 
 /* --- a lost device */
@@ -155,33 +136,33 @@ static int lose(const char *dir) {
     fall_asleep(service, safe);
     talks = new_session(service, "talks");
     (void)say(talks, 50, 700);
-    need(service_save(service, talks, 1, &receipt, &diag), &diag, "service_save");
+    tally_need(service_save(service, talks, 1, &receipt, &diag), &diag, "service_save");
     other = new_session(service, "other");
     ask(talks, 3000, 400);
     ask(other, 5000, 300);
-    need(engine_step(service_engine(service), events, &count, &diag), &diag, "engine_step");
+    tally_need(engine_step(service_engine(service), events, &count, &diag), &diag, "engine_step");
     struct device *device = service_engine(service)->device;
     break_device(device);
     enum kv_err err = engine_step(service_engine(service), events, &count, &diag);
     for (uint32_t i = 0; i < count; i++)
         told += events[i].kind == ENGINE_FAILED && events[i].err == KV_ERR_DEVICE;
-    check(err == KV_ERR_DEVICE && device->lost, "a lost device: the step says so");
-    check(told >= 1 && told == count, "a lost device: the requests of the step fail with DEVICE");
-    check(strstr(diag.text, "what was saved is safe") != NULL, "a lost device: the sentence");
+    tally_check(err == KV_ERR_DEVICE && device->lost, "a lost device: the step says so");
+    tally_check(told >= 1 && told == count,
+                "a lost device: the requests of the step fail with DEVICE");
+    tally_check(strstr(diag.text, "what was saved is safe") != NULL, "a lost device: the sentence");
     printf("     %s\n", diag.text);
     err = engine_step(service_engine(service), events, &count, &diag);
-    check(err == KV_ERR_DEVICE, "a lost device: later steps fail as well");
-    check(service_save(service, talks, 1, &receipt, &diag) != KV_OK,
-          "a lost device: nothing is saved");
-    check(service_wake(service, "safe", NULL, &none, &receipt, &diag) != KV_OK,
-          "a lost device: nothing wakes");
+    tally_check(err == KV_ERR_DEVICE, "a lost device: later steps fail as well");
+    tally_check(service_save(service, talks, 1, &receipt, &diag) != KV_OK,
+                "a lost device: nothing is saved");
+    tally_check(service_wake(service, "safe", NULL, &none, &receipt, &diag) != KV_OK,
+                "a lost device: nothing wakes");
     struct device_copy copy = {bytes, service_engine(service)->slots.pool.slots, sizeof bytes};
-    check(device_copy_out(device, DEVICE_OUT, &copy, 1) == KV_ERR_DEVICE,
-          "a lost device: no lane copies");
+    tally_check(device_copy_out(device, DEVICE_OUT, &copy, 1) == KV_ERR_DEVICE,
+                "a lost device: no lane copies");
     service_close(service);
-    check(1, "a lost device: everything was closed");
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    tally_check(1, "a lost device: everything was closed");
+    return tally_end();
 }
 
 static void test_lost(const char *dir) {
@@ -195,23 +176,26 @@ static void test_lost(const char *dir) {
     fflush(stdout);
     if (posix_spawn(&child, "/proc/self/exe", NULL, NULL, arguments, environ) == 0)
         (void)waitpid(child, &status, 0);
-    if (!check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "it ended as any other process"))
+    if (!tally_check(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+                     "it ended as any other process"))
         printf("     status %d\n", status);
     struct service *service = open_service(dir, 0);
-    need(service_wake(service, "safe", NULL, &session, &receipt, &diag), &diag, "service_wake");
-    check(receipt.fingerprint == RECEIPT_BITS_EQUAL && receipt.tokens_prefilled == 0 &&
-              receipt.digests_failed == 0 && receipt.digests_checked > 5,
-          "another process wakes what was asleep, proven bit for bit");
+    tally_need(service_wake(service, "safe", NULL, &session, &receipt, &diag), &diag,
+               "service_wake");
+    tally_check(receipt.fingerprint == RECEIPT_BITS_EQUAL && receipt.tokens_prefilled == 0 &&
+                    receipt.digests_failed == 0 && receipt.digests_checked > 5,
+                "another process wakes what was asleep, proven bit for bit");
     struct session *twin = new_session(service, "twin");
     (void)say(twin, 0, FIRST_TOKENS);
     struct kv_digest a = say(session, 2000, MORE_TOKENS), b = say(twin, 2000, MORE_TOKENS);
-    check(kv_digest_equal(&a, &b), "it goes on as one that never left");
-    need(service_wake(service, "talks", NULL, &session, &receipt, &diag), &diag, "service_wake");
+    tally_check(kv_digest_equal(&a, &b), "it goes on as one that never left");
+    tally_need(service_wake(service, "talks", NULL, &session, &receipt, &diag), &diag,
+               "service_wake");
     struct session *again = new_session(service, "again");
     (void)say(again, 50, 700);
     a = say(session, 3000, 400), b = say(again, 3000, 400);
-    check(receipt.fingerprint == RECEIPT_BITS_EQUAL && kv_digest_equal(&a, &b),
-          "so does what was saved and at work when the device went");
+    tally_check(receipt.fingerprint == RECEIPT_BITS_EQUAL && kv_digest_equal(&a, &b),
+                "so does what was saved and at work when the device went");
     service_close(service);
 }
 
@@ -237,9 +221,9 @@ static struct device *open_device(uint64_t bytes) {
     struct device *device = NULL;
     struct kv_diag diag = {""};
 
-    need(the_gpu == ENGINE_DEVICE_CUDA ? device_cuda_open(&cuda, &device, &diag)
-                                       : device_host_open(&host, &device, &diag),
-         &diag, "device");
+    tally_need(the_gpu == ENGINE_DEVICE_CUDA ? device_cuda_open(&cuda, &device, &diag)
+                                             : device_host_open(&host, &device, &diag),
+               &diag, "device");
     return device;
 }
 
@@ -248,14 +232,15 @@ static void test_arena(void) {
     uint8_t from[4096], to[4096] = {0};
 
     memset(from, 7, sizeof from);
-    check(device_get(device, (uint64_t)65 << 20) == NULL, "more than the reservation: NULL");
+    tally_check(device_get(device, (uint64_t)65 << 20) == NULL, "more than the reservation: NULL");
     uint8_t *at = device_get(device, (uint64_t)32 << 20);
-    check(at != NULL && device_get(device, (uint64_t)33 << 20) == NULL, "more than is left: NULL");
+    tally_check(at != NULL && device_get(device, (uint64_t)33 << 20) == NULL,
+                "more than is left: NULL");
     struct device_copy in = {at, from, sizeof from}, out = {to, at, sizeof to};
-    check(device_copy_in(device, DEVICE_STEP, &in, 1) == KV_OK &&
-              device_copy_out(device, DEVICE_STEP, &out, 1) == KV_OK &&
-              memcmp(from, to, sizeof to) == 0 && !device->lost,
-          "and the device goes on");
+    tally_check(device_copy_in(device, DEVICE_STEP, &in, 1) == KV_OK &&
+                    device_copy_out(device, DEVICE_STEP, &out, 1) == KV_OK &&
+                    memcmp(from, to, sizeof to) == 0 && !device->lost,
+                "and the device goes on");
     device_put(device, at);
     device_close(device);
 }
@@ -268,27 +253,28 @@ static void test_no_room(void) {
     uint8_t *model = NULL;
     uint64_t bytes = 0;
 
-    need(service_read_model(model_path, kv_alloc_system(), &model, &bytes, &diag), &diag, "model");
+    tally_need(service_read_model(model_path, kv_alloc_system(), &model, &bytes, &diag), &diag,
+               "model");
     settings.device_memory_bytes = (uint64_t)100 << 20;
     enum kv_err err = engine_open(&settings, model, bytes, &engine, &diag);
     printf("     %s\n", diag.text);
-    check((err == KV_ERR_NOMEM || err == KV_ERR_DEVICE) && diag.text[0] != 0,
-          "a model that does not fit is refused");
+    tally_check((err == KV_ERR_NOMEM || err == KV_ERR_DEVICE) && diag.text[0] != 0,
+                "a model that does not fit is refused");
     settings.device_memory_bytes = (uint64_t)1 << 50;
     err = engine_open(&settings, model, bytes, &engine, &diag);
-    check(err == KV_OK, "more memory than there is: as much as is needed is reserved");
+    tally_check(err == KV_OK, "more memory than there is: as much as is needed is reserved");
     if (err == KV_OK)
         engine_close(engine);
     settings.slot_budget_bytes = (uint64_t)1 << 49;
     err = engine_open(&settings, model, bytes, &engine, &diag);
     printf("     %s\n", diag.text);
-    check(err == KV_ERR_DEVICE && strstr(diag.text, "give less") != NULL,
-          "more slots than the device has: refused, and why");
+    tally_check(err == KV_ERR_DEVICE && strstr(diag.text, "give less") != NULL,
+                "more slots than the device has: refused, and why");
     settings = engine_usual();
-    need(engine_open(&settings, model, bytes, &engine, &diag), &diag, "engine_open");
+    tally_need(engine_open(&settings, model, bytes, &engine, &diag), &diag, "engine_open");
     kv_alloc_release(kv_alloc_system(), model);
     engine_close(engine);
-    check(1, "and then there is one that fits");
+    tally_check(1, "and then there is one that fits");
 }
 
 /* Slots run out under one session; it fails alone. */
@@ -305,16 +291,17 @@ static void test_slots(void) {
     uint64_t bytes = 0;
     uint32_t count = 1, refused = 0, other = 0, answered = 0;
 
-    need(service_read_model(model_path, kv_alloc_system(), &model, &bytes, &diag), &diag, "model");
-    need(engine_open(&settings, model, bytes, &engine, &diag), &diag, "engine_open");
+    tally_need(service_read_model(model_path, kv_alloc_system(), &model, &bytes, &diag), &diag,
+               "model");
+    tally_need(engine_open(&settings, model, bytes, &engine, &diag), &diag, "engine_open");
     kv_alloc_release(kv_alloc_system(), model);
-    need(session_create(engine, &make, &large, &diag), &diag, "session_create");
+    tally_need(session_create(engine, &make, &large, &diag), &diag, "session_create");
     make.name = "small";
-    need(session_create(engine, &make, &small, &diag), &diag, "session_create");
+    tally_need(session_create(engine, &make, &small, &diag), &diag, "session_create");
     ask(large, 0, 6000);
     ask(small, 0, 200);
     while (count) {
-        need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
+        tally_need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
         for (uint32_t i = 0; i < count; i++) {
             refused += events[i].kind == ENGINE_FAILED && events[i].err == KV_ERR_NO_SLOTS &&
                        events[i].session == large;
@@ -322,8 +309,8 @@ static void test_slots(void) {
             answered += events[i].kind == ENGINE_TOKEN && events[i].session == small;
         }
     }
-    check(refused == 1, "no slot is left: the session that needs one fails with NO_SLOTS");
-    check(other == 0 && answered > 0, "the other one answers");
+    tally_check(refused == 1, "no slot is left: the session that needs one fails with NO_SLOTS");
+    tally_check(other == 0 && answered > 0, "the other one answers");
     engine_close(engine);
 }
 
@@ -343,7 +330,7 @@ static double copy_rate(struct device *device, uint8_t *at, uint8_t *host, int i
     double took[ROUNDS];
 
     for (uint32_t round = 0; round < ROUNDS; round++) {
-        double begun = seconds();
+        double begun = tally_seconds();
         for (uint32_t slot = 0; slot < (whole ? 1 : COPIED_SLOTS); slot += PER_CALL) {
             for (uint32_t i = 0; i < PER_CALL; i++) {
                 uint8_t *there = at + (size_t)((slot + i) * 89 % COPIED_SLOTS) * SLOT_BYTES;
@@ -361,7 +348,7 @@ static double copy_rate(struct device *device, uint8_t *at, uint8_t *host, int i
             if (err != KV_OK)
                 return 0;
         }
-        took[round] = seconds() - begun;
+        took[round] = tally_seconds() - begun;
     }
     qsort(took, ROUNDS, sizeof took[0], compare_doubles);
     return (double)COPIED_SLOTS * SLOT_BYTES / took[ROUNDS / 2];
@@ -375,7 +362,7 @@ static void test_copies(FILE *results) {
     int same = 1;
 
     if (!at || !host || !back) {
-        check(0, "memory to copy");
+        tally_check(0, "memory to copy");
         return;
     }
     for (size_t i = 0; i < bytes; i += 8)
@@ -385,7 +372,7 @@ static void test_copies(FILE *results) {
     double out_slots = copy_rate(device, at, back, 0, 0);
     same = memcmp(host, back, bytes) == 0;
     double out_whole = copy_rate(device, at, back, 0, 1);
-    check(same && in_whole > 0 && out_whole > 0, "slots go there and back unchanged");
+    tally_check(same && in_whole > 0 && out_whole > 0, "slots go there and back unchanged");
     printf("     1 MiB slots in calls of %d: in %.1f GB/s (%.3f of one copy's %.1f), out %.1f "
            "(%.3f of %.1f)\n",
            PER_CALL, in_slots * 1e-9, in_slots / in_whole, in_whole * 1e-9, out_slots * 1e-9,
@@ -414,23 +401,23 @@ static void test_memory(const char *dir, FILE *results) {
     (void)say(session, 0, 6000);
     for (uint32_t round = 0; round < 7; round++) {
         fall_asleep(service, session);
-        double begun = seconds();
-        need(service_wake(service, "kept", NULL, &session, &receipt, &diag), &diag, "wake");
-        kept = seconds() - begun < kept ? seconds() - begun : kept;
+        double begun = tally_seconds();
+        tally_need(service_wake(service, "kept", NULL, &session, &receipt, &diag), &diag, "wake");
+        kept = tally_seconds() - begun < kept ? tally_seconds() - begun : kept;
         memory &= receipt.door_bytes == 0 && receipt.ram_bytes > 0 &&
                   receipt.fingerprint == RECEIPT_BITS_EQUAL;
         bytes = receipt.ram_bytes;
     }
     for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++)
         printf("     wake from memory, stage %u: %.2f ms\n", i, (double)receipt.stage_ns[i] * 1e-6);
-    check(memory, "a wake from memory reads nothing of the disk and is proven bit for bit");
+    tally_check(memory, "a wake from memory reads nothing of the disk and is proven bit for bit");
     fall_asleep(service, session);
     service_close(service);
     service = open_service(dir, 0);
     for (uint32_t round = 0; round < 3; round++) {
-        double begun = seconds();
-        need(service_wake(service, "kept", NULL, &session, &receipt, &diag), &diag, "wake");
-        disk = seconds() - begun < disk ? seconds() - begun : disk;
+        double begun = tally_seconds();
+        tally_need(service_wake(service, "kept", NULL, &session, &receipt, &diag), &diag, "wake");
+        disk = tally_seconds() - begun < disk ? tally_seconds() - begun : disk;
         fall_asleep(service, session);
     }
     service_close(service);
@@ -466,8 +453,7 @@ int main(int argc, char **argv) {
     test_slots();
     test_copies(results);
     test_memory(dir[1], results);
-    fprintf(results, " \"passed\": %d, \"failed\": %d}\n", passed, failed);
+    fprintf(results, " \"passed\": %d, \"failed\": %d}\n", tally_passed(), tally_failed());
     fclose(results);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return tally_end();
 }

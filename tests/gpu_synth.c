@@ -10,6 +10,7 @@
  */
 #include "engine/engine_inner.h"
 #include "tests/support_synth.h"
+#include "tests/support_tally.h"
 #include "tools/service.h"
 
 #include <math.h>
@@ -19,30 +20,10 @@
 
 enum { SHORT_TOKENS = 4096, FACTS_MAX = 192, ABSENT = 64, STRETCH = 255, STRETCHES = 3 };
 
-static int passed, failed;
 static FILE *results;
 static struct synth synth;
 static struct engine *engine;
 static struct synth_rows *rows;
-
-static int check(int good, const char *what) {
-    good ? passed++ : failed++;
-    printf("%s %s\n", good ? "ok  " : "FAIL", what);
-    fflush(stdout);
-    return good;
-}
-
-static void need(enum kv_err err, const struct kv_diag *diag, const char *what) {
-    if (err == KV_OK)
-        return;
-    printf("FAIL %s: error %d: %s\n%d passed, %d failed\n", what, (int)err, diag->text, passed,
-           failed + 1);
-    exit(1);
-}
-
-static double seconds(void) {
-    return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
-}
 
 static void open_all(int cpu) {
     struct engine_settings settings = {.alloc = kv_alloc_system(),
@@ -60,18 +41,19 @@ static void open_all(int cpu) {
     struct kv_diag diag = {""};
     uint8_t *bytes = NULL;
     uint64_t size = 0;
-    double begun = seconds(), made, opened;
+    double begun = tally_seconds(), made, opened;
 
-    need(synth_parse(name, &synth, &diag), &diag, name);
-    need(service_read_model(name, kv_alloc_system(), &bytes, &size, &diag), &diag, name);
-    made = seconds();
-    need(engine_open(&settings, bytes, size, &engine, &diag), &diag, "engine_open");
-    opened = seconds();
+    tally_need(synth_parse(name, &synth, &diag), &diag, name);
+    tally_need(service_read_model(name, kv_alloc_system(), &bytes, &size, &diag), &diag, name);
+    made = tally_seconds();
+    tally_need(engine_open(&settings, bytes, size, &engine, &diag), &diag, "engine_open");
+    opened = tally_seconds();
     kv_alloc_release(kv_alloc_system(), bytes);
-    need(synth_rows_make(&synth, kv_alloc_system(), &rows, &diag), &diag, "rows");
+    tally_need(synth_rows_make(&synth, kv_alloc_system(), &rows, &diag), &diag, "rows");
     engine_model(engine, &model);
     printf("     %s on %s: %.2f GB made in %.1f s, opened in %.1f s, tables of rows %.1f s\n", name,
-           model.device_name, (double)size * 1e-9, made - begun, opened - made, seconds() - opened);
+           model.device_name, (double)size * 1e-9, made - begun, opened - made,
+           tally_seconds() - opened);
     fprintf(results,
             " \"model\": \"%s\", \"device\": \"%s\", \"made_s\": %.2f, \"opened_s\": %.2f,\n", name,
             model.device_name, made - begun, opened - made);
@@ -98,7 +80,7 @@ static struct session *make_session(const char *name, uint32_t tokens) {
     struct session *session = NULL;
     struct kv_diag diag = {""};
 
-    need(session_create(engine, &settings, &session, &diag), &diag, "session_create");
+    tally_need(session_create(engine, &settings, &session, &diag), &diag, "session_create");
     return session;
 }
 
@@ -157,7 +139,7 @@ static void tell_difference(const char *what, const struct support_synth_differe
              what, (unsigned long long)difference->elements,
              (unsigned long long)difference->nearly_zero, (unsigned long long)difference->rounded,
              (unsigned long long)difference->wrong, difference->steps_max);
-    (void)check(difference->elements > 0 && difference->wrong == 0, text);
+    (void)tally_check(difference->elements > 0 && difference->wrong == 0, text);
     fprintf(
         results,
         " \"%s\": {\"elements\": %llu, \"nearly_zero\": %llu, \"rounded\": %llu, \"wrong\": %llu, "
@@ -171,8 +153,8 @@ static void compare(const struct fill_stretch *stretch, uint16_t *chunks[2],
                     struct support_synth_difference *difference) {
     struct kv_diag diag = {""};
 
-    need(fill_last(engine, chunks[0], &diag), &diag, "fill_last");
-    need(support_synth_rows(rows, stretch, chunks[1], &diag), &diag, "closed form");
+    tally_need(fill_last(engine, chunks[0], &diag), &diag, "fill_last");
+    tally_need(support_synth_rows(rows, stretch, chunks[1], &diag), &diag, "closed form");
     support_synth_compare(&synth, stretch, chunks[0], chunks[1], difference);
 }
 
@@ -191,11 +173,11 @@ static void compare_ahead(struct scene *scene, uint16_t *chunks[2]) {
         .ids = scene->ids + from, .count = STRETCH, .rows_first = STRETCH - 1};
     struct kv_diag diag = {""};
     char what[64];
-    double begun = seconds();
+    double begun = tally_seconds();
 
-    need(session_ask(scene->session, &ask, ignore, NULL, &diag), &diag, "session_ask");
+    tally_need(session_ask(scene->session, &ask, ignore, NULL, &diag), &diag, "session_ask");
     snprintf(what, sizeof what, "prefill of 255 at %llu", (unsigned long long)from);
-    printf("     %s: %.1f ms\n", what, (seconds() - begun) * 1e3);
+    printf("     %s: %.1f ms\n", what, (tally_seconds() - begun) * 1e3);
     compare(&stretch, chunks, &difference);
     tell_difference(what, &difference);
 }
@@ -205,21 +187,23 @@ static void prefill(struct scene *scene, uint16_t *chunks[2]) {
     struct support_synth_difference difference = {0};
     struct engine_event events[128];
     struct kv_diag diag = {""};
-    double begun = seconds();
+    double begun = tally_seconds();
 
-    need(session_feed(scene->session, scene->ids, scene->tokens, IMAGE_RAW, &diag), &diag, "feed");
+    tally_need(session_feed(scene->session, scene->ids, scene->tokens, IMAGE_RAW, &diag), &diag,
+               "feed");
     for (uint64_t from = 0; from < scene->tokens; from = scene->session->n_kv) {
         uint32_t count;
-        need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
+        tally_need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
         for (uint32_t i = 0; i < count; i++)
             if (events[i].kind == ENGINE_FAILED)
-                need(events[i].err, &diag, "a step");
+                tally_need(events[i].err, &diag, "a step");
         const struct fill_stretch stretch = {scene->ids + from, from,
                                              (uint32_t)(scene->session->n_kv - from),
                                              fill_chunk_rows(engine)};
         compare(&stretch, chunks, &difference);
     }
-    printf("     %u tokens prefilled and compared in %.2f s\n", scene->tokens, seconds() - begun);
+    printf("     %u tokens prefilled and compared in %.2f s\n", scene->tokens,
+           tally_seconds() - begun);
     tell_difference("prefill of the short session", &difference);
 }
 
@@ -232,9 +216,9 @@ static void fill_up(struct scene *scene, uint16_t *chunks[2]) {
         uint64_t end = (uint64_t)scene->tokens * part / STRETCHES;
         const struct fill fill = {scene->ids + from, (uint32_t)(end - from), support_synth_rows,
                                   rows};
-        double begun = seconds();
-        need(fill_session(scene->session, &fill, &diag), &diag, "fill_session");
-        took += seconds() - begun;
+        double begun = tally_seconds();
+        tally_need(fill_session(scene->session, &fill, &diag), &diag, "fill_session");
+        took += tally_seconds() - begun;
         compare_ahead(scene, chunks);
     }
     printf("     %u tokens filled in %.2f s\n", scene->tokens, took);
@@ -264,10 +248,10 @@ static void ask_all(const struct scene *scene, const struct scene *other, const 
     struct tally tallies[LAYOUT_TIER_COUNT] = {0};
     uint32_t right = 0, thief = 0;
     char text[160];
-    double begun = seconds();
+    double begun = tally_seconds();
 
     support_synth_ask(scene->session, scene->facts, scene->count, answers);
-    printf("     %s: %u questions in %.2f s\n", what, scene->count, seconds() - begun);
+    printf("     %s: %u questions in %.2f s\n", what, scene->count, tally_seconds() - begun);
     for (uint32_t i = 0; i < scene->count; i++) {
         enum layout_tier tier = tier_of(scene, &scene->facts[i]);
         struct tally *tally = &tallies[tier];
@@ -287,7 +271,7 @@ static void ask_all(const struct scene *scene, const struct scene *other, const 
     }
     snprintf(text, sizeof text, "%s: %u of %u right, %u of another session", what, right,
              scene->count, thief);
-    (void)check(right == scene->count && thief == 0, text);
+    (void)tally_check(right == scene->count && thief == 0, text);
     fprintf(results, " \"%s\": {\"tokens\": %u, \"asked\": %u, \"right\": %u, \"thief\": %u", what,
             scene->tokens, scene->count, right, thief);
     for (uint32_t tier = 0; tier < LAYOUT_TIER_COUNT; tier++) {
@@ -317,7 +301,7 @@ static void ask_absent(const struct scene *scene) {
         nothing += answers[i].id == SYNTH_NOTHING;
     snprintf(text, sizeof text, "%s: %u of %u absent keys give nothing", scene->name, nothing,
              count);
-    (void)check(nothing == count && count > 0, text);
+    (void)tally_check(nothing == count && count > 0, text);
 }
 
 /* Blocks read at the tier below the map's: the answers name what was read, which is not the map. */
@@ -331,7 +315,7 @@ static void lie(struct scene *scene, const struct scene *other) {
                 (uint8_t)(views[block].tier == LAYOUT_K8V4 ? LAYOUT_K6V3 : LAYOUT_K6V2);
             moved++;
         }
-    (void)check(moved > blocks / 2, "tiers were lowered behind the policy's back");
+    (void)tally_check(moved > blocks / 2, "tiers were lowered behind the policy's back");
     ask_all(scene, other, "lowered");
 }
 
@@ -358,8 +342,7 @@ int main(int argc, char **argv) {
     ask_absent(&full);
     ask_absent(&brief);
     lie(&full, &brief);
-    fprintf(results, " \"passed\": %d, \"failed\": %d}\n", passed, failed);
+    fprintf(results, " \"passed\": %d, \"failed\": %d}\n", tally_passed(), tally_failed());
     fclose(results);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return tally_end();
 }

@@ -381,42 +381,13 @@ void nine_questions(const struct nine *nine, uint32_t index,
         *next++ = (struct support_synth_fact){.kind = SUPPORT_ABSENT, .key = NINE_SHARED + i};
 }
 
-struct asking {
-    struct support_synth_answer *answers;
-    uint32_t vocab;
-};
-
-static void take(void *context, uint32_t ask, uint64_t row, const float *logits) {
-    const struct asking *asking = context;
-    float best = -INFINITY, second = -INFINITY;
-
-    (void)row;
-    for (uint32_t id = 0; id < asking->vocab; id++) {
-        if (logits[id] > best) {
-            second = best;
-            best = logits[id];
-            asking->answers[ask].id = id;
-        } else if (logits[id] > second) {
-            second = logits[id];
-        }
-    }
-    asking->answers[ask].margin = best - second;
-}
-
 enum kv_err nine_ask(struct nine *nine, uint32_t index,
                      struct support_synth_answer answers[NINE_ASKS], struct kv_diag *diag) {
-    struct asking asking = {answers, nine->model.vocab_count};
     struct support_synth_fact questions[NINE_ASKS];
-    struct session_ask asks[NINE_ASKS];
-    uint32_t ids[NINE_ASKS];
 
     nine_questions(nine, index, questions);
     memset(answers, 0, NINE_ASKS * sizeof *answers);
-    for (uint32_t i = 0; i < NINE_ASKS; i++) {
-        ids[i] = synth_id(SYNTH_QUESTION, questions[i].key);
-        asks[i] = (struct session_ask){.ids = &ids[i], .count = 1};
-    }
-    return session_ask_all(nine->users[index].session, asks, NINE_ASKS, take, &asking, diag);
+    return support_synth_try(nine->users[index].session, questions, NINE_ASKS, answers, diag);
 }
 
 /* --- judging */

@@ -7,6 +7,7 @@
 
 #include "tests/testing.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,22 +77,30 @@ static void take(void *context, uint32_t ask, uint64_t row, const float *logits)
     asking->answers[ask].margin = best - second;
 }
 
-void support_synth_ask(struct session *session, const struct support_synth_fact *facts,
-                       uint32_t count, struct support_synth_answer *answers_out) {
+enum kv_err support_synth_try(struct session *session, const struct support_synth_fact *facts,
+                              uint32_t count, struct support_synth_answer *answers_out,
+                              struct kv_diag *diag) {
     struct engine_model model;
     struct asking asking = {.answers = answers_out};
     struct session_ask asks[ASK_MAX];
     uint32_t ids[ASK_MAX];
-    struct kv_diag diag = {""};
 
-    assert_true(count <= ASK_MAX);
+    assert(count <= ASK_MAX);
     engine_model(session_engine(session), &model);
     asking.vocab = model.vocab_count;
     for (uint32_t i = 0; i < count; i++) {
         ids[i] = synth_id(SYNTH_QUESTION, facts[i].key);
         asks[i] = (struct session_ask){.ids = &ids[i], .count = 1};
     }
-    if (session_ask_all(session, asks, count, take, &asking, &diag) != KV_OK)
+    return session_ask_all(session, asks, count, take, &asking, diag);
+}
+
+void support_synth_ask(struct session *session, const struct support_synth_fact *facts,
+                       uint32_t count, struct support_synth_answer *answers_out) {
+    struct kv_diag diag = {""};
+
+    assert_true(count <= ASK_MAX);
+    if (support_synth_try(session, facts, count, answers_out, &diag) != KV_OK)
         fail_msg("session_ask_all: %s", diag.text);
 }
 

@@ -41,6 +41,10 @@ struct support_synth_answer {
 };
 void support_synth_ask(struct session *session, const struct support_synth_fact *facts,
                        uint32_t count, struct support_synth_answer *answers_out);
+/* The same where no cmocka test is running: the errors of session_ask_all. At most 256. */
+enum kv_err support_synth_try(struct session *session, const struct support_synth_fact *facts,
+                              uint32_t count, struct support_synth_answer *answers_out,
+                              struct kv_diag *diag);
 /* For fill_session; the context is a struct synth_rows. */
 enum kv_err support_synth_rows(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
                                struct kv_diag *diag);

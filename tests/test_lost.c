@@ -5,41 +5,14 @@
  */
 #include "tools/service.h"
 
-#include "tests/support_tiny_model.h"
+#include "tests/support_serve.h"
 #include "tests/support_wall.h"
 #include "tests/testing.h"
 
-#include <stdio.h>
-#include <string.h>
-
-struct fixture {
-    char home[TESTING_PATH_BYTES];
-    char store[TESTING_PATH_BYTES + 16], model[TESTING_PATH_BYTES + 16];
-    struct service_settings settings;
-};
-
-static struct service *open_service(struct fixture *fixture) {
-    struct service *service = NULL;
-    struct kv_diag diag = {""};
-
-    if (service_open(&fixture->settings, &service, &diag) != KV_OK)
-        fail_msg("service_open: %s", diag.text);
-    return service;
-}
-
-static void set_up(struct fixture *fixture) {
-    struct tiny_model_options options = tiny_model_default();
-
-    testing_temp_dir(fixture->home);
-    snprintf(fixture->store, sizeof fixture->store, "%s/store", fixture->home);
-    snprintf(fixture->model, sizeof fixture->model, "%s/tiny.gguf", fixture->home);
-    tiny_model_write(&options, fixture->model);
-    service_settings_usual(&fixture->settings);
-    fixture->settings.model_path = fixture->model;
-    fixture->settings.store_dir = fixture->store;
-    fixture->settings.device = ENGINE_DEVICE_CPU;
-    fixture->settings.threads = 1;
-    fixture->settings.slot_budget_bytes = 16 << 20;
+static struct service *open_service(struct serving *serving) {
+    if (service_open(&serving->settings, &serving->service, &serving->diag) != KV_OK)
+        fail_msg("service_open: %s", serving->diag.text);
+    return serving->service;
 }
 
 static struct session *session_of(struct service *service, const char *name) {
@@ -70,7 +43,7 @@ static void on_lost(void *context) {
 
 /* BREAK_LOST_UNTOLD */
 static void who_runs_it_is_told_once(void **state) {
-    static struct fixture fixture;
+    struct serving *serving = *state;
     struct service *service;
     struct session *session;
     struct session_info info;
@@ -78,9 +51,8 @@ static void who_runs_it_is_told_once(void **state) {
     struct kv_diag diag = {""};
     uint32_t told = 0;
 
-    (void)state;
-    set_up(&fixture);
-    service = open_service(&fixture);
+    serving->settings.device = ENGINE_DEVICE_CPU;
+    service = open_service(serving);
     session = session_of(service, "safe");
     assert_int_equal(step(service, session), KV_OK);
     assert_int_equal(service_sleep(service, session, &receipt, &diag), KV_OK);
@@ -102,11 +74,11 @@ static void who_runs_it_is_told_once(void **state) {
     service_leave(service);
     assert_int_equal(told, 1);
     service_unshare(service);
-    service_close(service);
-    service = open_service(&fixture);
+    serving_close(serving);
+    service = open_service(serving);
     session_info(session_of(service, "safe"), &info);
     assert_int_equal(info.n, 20);
-    service_close(service);
 }
 
-TESTING_MAIN(cmocka_unit_test(who_runs_it_is_told_once))
+TESTING_MAIN(cmocka_unit_test_setup_teardown(who_runs_it_is_told_once, serving_set_up,
+                                             serving_tear_down))
