@@ -1,7 +1,8 @@
 /* engine/scheduler.c - one step: who runs, in which batch, and what becomes of the rows.
  *
  * Responsible for: choosing rows, slots for blocks to be sealed, running the batch, then for each
- * session seal, append, tiers, sampling; events.
+ * session seal, append, tiers, sampling; events. Also fill.h, which takes the same path without the
+ * forward.
  * Not responsible for: arithmetic (model/forward.c), tiers (session_tiers.c).
  *
  * Order within a step, the same with any neighbours: forward over the tiers of n_kv before the

@@ -35,8 +35,8 @@ void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
 /* Frees all of them, taken or not. */
 void pinned_release(struct pinned *pinned);
 
-/* At least `bytes`; NULL: no memory, or PINNED_MAX are taken. A kept one serves unless it is more
- * than four times as large, give or take PINNED_SPARE_BYTES. */
+/* At least `bytes`; NULL: no memory, or PINNED_MAX are taken. A kept one serves unless it is larger
+ * than four times `bytes` + PINNED_SPARE_BYTES: 16 MiB of slack for the smallest. */
 void *pinned_get(struct pinned *pinned, uint64_t bytes);
 void pinned_put(struct pinned *pinned, const void *at); /* NULL is allowed */
 /* 1 when all of [at, at + bytes) is within one buffer. */

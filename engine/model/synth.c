@@ -182,7 +182,7 @@ static void set(const struct matrix *matrix, uint64_t row, uint64_t column, floa
         kv_put_u16(matrix->at + 2 * (row * matrix->columns + column), synth_f32_bf16(value));
 }
 
-/* Each value in turn `value`, or `other` where that comes up. */
+/* A vector of F32, every element `value`. */
 static void put_vector(struct making *making, const char *name, uint32_t count, float value) {
     uint8_t *at = put_tensor(making, name, GGUF_TYPE_F32, count, 0);
     uint32_t bits;

@@ -67,7 +67,8 @@ struct synth {
     uint64_t seed;
 };
 
-/* 1 when a model's name is one of these: "synth:small[,seed=N]" or "synth:8b[,seed=N]". */
+/* 1 when a model's name begins with "synth:"; whether it is one of "synth:small[,seed=N]" and
+ * "synth:8b[,seed=N]" says synth_parse. */
 int synth_is_name(const char *name);
 /* INVALID, naming what is possible. Without a seed it is 1. */
 enum kv_err synth_parse(const char *name, struct synth *synth_out, struct kv_diag *diag);

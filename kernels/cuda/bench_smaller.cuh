@@ -98,7 +98,8 @@ static inline void smaller_check_seal(bench &bench, const struct kvops_seal &dev
         bench_fail(bench, "wrong answer: seal");
 }
 
-/* The first block of the second sequence from the first one's window: what step and seal do. */
+/* Block index / others of sequence 1 + index % others (0: the first block of the second), from the
+ * first one's window: what step and seal do. */
 static inline struct kvops_seal smaller_seal_of(const bench &bench, uint32_t index, int32_t *bad) {
     uint32_t others = bench.batch_max > 1 ? bench.batch_max - 1 : 1;
     struct kvops_seal args = {};

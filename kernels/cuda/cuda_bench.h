@@ -7,9 +7,11 @@
  *
  * A case is reported only if its answers were checked and right: attention against the host twin,
  * sampled outputs of the matrix products against double precision, norm, SwiGLU and seal bit for
- * bit, the logits of the first sequence in every batch bit for bit, a known digest. Stored bytes
- * are those of the tiers read, META, window and sinks. Owns all its memory; of the card as much as
- * the cases need.
+ * bit, the logits of the first sequence in every batch bit for bit, a known digest. Two are not:
+ * CUDA_BENCH_COPY_WHOLE is reported before anything is looked at, and the blocks that
+ * CUDA_BENCH_STEP_SEAL seals are not compared (CUDA_BENCH_SEAL's are). Stored bytes are those of
+ * the tiers read, META, window and sinks. Owns all its memory; of the card as much as the cases
+ * need.
  *
  * Threads: one call at a time.
  * Units: bytes, milliseconds, bytes per second.
