@@ -52,17 +52,21 @@ compile_device() {
     done
 }
 
-# Not again where no source is newer.
+# Of every source, whichever checkout holds it and however old its files are.
+sources_digest() {
+    find kernels engine store tests tools Makefile -type f ! -path 'tests/results/*' -print0 |
+        LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+}
+
+# Not again for the same sources; the digest is taken first, so that an edit meanwhile is seen.
 build() {
     [ -z "${GPU_BUILT:-}" ] || return 0
-    if [ "$(cat "$work/built" 2>/dev/null)" = "$arch" ] &&
-        [ -z "$(find kernels tests -name '*.[ch]*' -newer "$work/built" | head -n 1)" ]; then
-        return 0
-    fi
+    wanted="$arch $(sources_digest)"
+    [ "$(cat "$work/built" 2>/dev/null)" != "$wanted" ] || return 0
     rm -f "$work/built"
     compile_host
     compile_device '' 'gpu_dense gpu_parity gpu_bench gpu_products'
-    echo "$arch" >"$work/built"
+    echo "$wanted" >"$work/built"
 }
 
 # --- checking
