@@ -13,6 +13,7 @@
  */
 #include "engine/engine_inner.h"
 #include "engine/model/sampler.h"
+#include "tests/support_gpu.h"
 #include "tests/support_tally.h"
 #include "tools/service.h"
 
@@ -463,29 +464,13 @@ static struct service *open_service(enum engine_device device, const char *dir) 
     struct service *service = NULL;
     struct kv_diag diag = {""};
 
-    service_settings_usual(&settings);
+    support_gpu_settings(&settings);
     settings.model_path = model_path;
     settings.store_dir = dir;
     settings.program = "gpu_engine";
     settings.device = device;
-    settings.slot_budget_bytes = UINT64_C(600) << 20;
-    settings.poison_free_slots = 1;
-    settings.shuffle_seed = 4711;
-    settings.policy =
-        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
-    settings.sampler = (struct image_sampler){.temperature = 0, .top_p = 1, .top_k = 1, .seed = 1};
     tally_need(service_open(&settings, &service, &diag), &diag, "service_open");
     return service;
-}
-
-static struct session *new_session(struct service *service, const char *name) {
-    struct service_lookup lookup = {.create = 1};
-    struct service_opened opened;
-    struct session *session = NULL;
-    struct kv_diag diag = {""};
-
-    tally_need(service_session(service, name, &lookup, &session, &opened, &diag), &diag, name);
-    return session;
 }
 
 static int want_all(void *context, uint64_t first, uint32_t tokens) {
@@ -541,7 +526,8 @@ static struct session *wake(struct service *service, const char *name, struct re
 /* One session sleeps and wakes between turns, its twin never leaves. */
 static void test_restored(const char *dir) {
     struct service *service = open_service(the_gpu, dir);
-    struct session *woken = new_session(service, "woken"), *stays = new_session(service, "stays");
+    struct session *woken = support_gpu_session(service, "woken"),
+                   *stays = support_gpu_session(service, "stays");
     int bits = 1, proven = 1, windows = 1;
     double wakes = 0, longest = 0;
 
@@ -581,7 +567,7 @@ static void test_restored(const char *dir) {
 /* Saved on one device, woken on the other and back again. */
 static void test_crossing(const char *dir, enum engine_device from, enum engine_device to) {
     struct service *service = open_service(from, dir);
-    struct session *session = new_session(service, "crosses");
+    struct session *session = support_gpu_session(service, "crosses");
     struct kv_digest before, after, back;
     struct receipt there, home;
     char what[96];

@@ -13,6 +13,7 @@
  */
 #include "engine/engine_inner.h"
 #include "store/base/bytes.h"
+#include "tests/support_gpu.h"
 #include "tests/support_tally.h"
 #include "tools/service.h"
 
@@ -39,30 +40,14 @@ static struct service *open_service(const char *dir, uint64_t ram_bytes) {
     struct service *service = NULL;
     struct kv_diag diag = {""};
 
-    service_settings_usual(&settings);
+    support_gpu_settings(&settings);
     settings.model_path = model_path;
     settings.store_dir = dir;
     settings.program = "gpu_faults";
     settings.device = the_gpu;
-    settings.slot_budget_bytes = UINT64_C(600) << 20;
-    settings.poison_free_slots = 1;
-    settings.shuffle_seed = 4711;
     settings.ram_bytes = ram_bytes;
-    settings.policy =
-        (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {512, 1024, 1536}};
-    settings.sampler = (struct image_sampler){.temperature = 0, .top_p = 1, .top_k = 1, .seed = 1};
     tally_need(service_open(&settings, &service, &diag), &diag, "service_open");
     return service;
-}
-
-static struct session *new_session(struct service *service, const char *name) {
-    struct service_lookup lookup = {.create = 1};
-    struct service_opened opened;
-    struct session *session = NULL;
-    struct kv_diag diag = {""};
-
-    tally_need(service_session(service, name, &lookup, &session, &opened, &diag), &diag, name);
-    return session;
 }
 
 static void ask(struct session *session, uint32_t first, uint32_t count) {
@@ -126,7 +111,8 @@ static void break_device(struct device *device) {
 /* The process that loses its device: says what it saw and ends as any other. */
 static int lose(const char *dir) {
     struct service *service = open_service(dir, 0);
-    struct session *safe = new_session(service, "safe"), *talks = NULL, *other = NULL, *none = NULL;
+    struct session *safe = support_gpu_session(service, "safe"), *talks = NULL, *other = NULL,
+                   *none = NULL;
     struct receipt receipt;
     struct kv_diag diag = {""};
     uint32_t count = 1, told = 0;
@@ -134,10 +120,10 @@ static int lose(const char *dir) {
 
     (void)say(safe, 0, FIRST_TOKENS);
     fall_asleep(service, safe);
-    talks = new_session(service, "talks");
+    talks = support_gpu_session(service, "talks");
     (void)say(talks, 50, 700);
     tally_need(service_save(service, talks, 1, &receipt, &diag), &diag, "service_save");
-    other = new_session(service, "other");
+    other = support_gpu_session(service, "other");
     ask(talks, 3000, 400);
     ask(other, 5000, 300);
     tally_need(engine_step(service_engine(service), events, &count, &diag), &diag, "engine_step");
@@ -185,13 +171,13 @@ static void test_lost(const char *dir) {
     tally_check(receipt.fingerprint == RECEIPT_BITS_EQUAL && receipt.tokens_prefilled == 0 &&
                     receipt.digests_failed == 0 && receipt.digests_checked > 5,
                 "another process wakes what was asleep, proven bit for bit");
-    struct session *twin = new_session(service, "twin");
+    struct session *twin = support_gpu_session(service, "twin");
     (void)say(twin, 0, FIRST_TOKENS);
     struct kv_digest a = say(session, 2000, MORE_TOKENS), b = say(twin, 2000, MORE_TOKENS);
     tally_check(kv_digest_equal(&a, &b), "it goes on as one that never left");
     tally_need(service_wake(service, "talks", NULL, &session, &receipt, &diag), &diag,
                "service_wake");
-    struct session *again = new_session(service, "again");
+    struct session *again = support_gpu_session(service, "again");
     (void)say(again, 50, 700);
     a = say(session, 3000, 400), b = say(again, 3000, 400);
     tally_check(receipt.fingerprint == RECEIPT_BITS_EQUAL && kv_digest_equal(&a, &b),
@@ -391,7 +377,7 @@ static void test_copies(FILE *results) {
 
 static void test_memory(const char *dir, FILE *results) {
     struct service *service = open_service(dir, (uint64_t)512 << 20);
-    struct session *session = new_session(service, "kept");
+    struct session *session = support_gpu_session(service, "kept");
     struct kv_diag diag = {""};
     double kept = 1e9, disk = 1e9;
     struct receipt receipt;
