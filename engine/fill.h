@@ -6,7 +6,7 @@
  *
  * For tests and demonstrations at lengths where a prefill would only burn time.
  *
- * Threads: the scheduler thread, between steps.
+ * Threads: the scheduler thread, between steps; `ready` and `rows` run on others meanwhile.
  * Units: tokens; elements [layer][K, V][kv_head][chunk_rows][dim].
  */
 #ifndef ENGINE_FILL_H
@@ -20,18 +20,24 @@ struct fill_stretch {
     uint32_t count;
     uint32_t chunk_rows;
 };
-typedef enum kv_err (*fill_rows)(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
-                                 struct kv_diag *diag);
+/* What the rows of a stretch need beforehand: stretch by stretch, in order. */
+typedef enum kv_err (*fill_ready)(void *context, const struct fill_stretch *stretch,
+                                  struct kv_diag *diag);
+/* Rows of heads [first, end), counted over layers x kv_heads: on several threads at once. */
+typedef void (*fill_rows)(void *context, const struct fill_stretch *stretch, uint32_t first,
+                          uint32_t end, uint16_t *chunk);
 
 struct fill {
     const uint32_t *ids;
     uint32_t count;
+    fill_ready ready;
     fill_rows rows;
     void *context;
+    uint32_t threads; /* that make rows, ahead of the caller, who seals them; the same bits */
 };
 /* Appends the ids as one span IMAGE_RAW, IDLE afterwards, nothing to sample from until something is
  * fed. After an error the session has the whole chunks before it. Errors of session_feed (BUSY also
- * while tokens wait for their prefill), of `rows`, and as for a step: NO_SLOTS, DEVICE, NOMEM. */
+ * while tokens wait for their prefill), of `ready`, and as for a step: NO_SLOTS, DEVICE, NOMEM. */
 enum kv_err fill_session(struct session *session, const struct fill *fill, struct kv_diag *diag);
 
 /* K and V of the last forward's rows, for comparison: `chunk` has fill_chunk_bytes. DEVICE. */

@@ -9,7 +9,7 @@
  * step; seal from the window; append the rows to the window; n_kv moves; tiers for the next step.
  */
 #include "engine/engine_inner.h"
-#include "engine/fill.h"
+#include "engine/fill_ahead.h"
 
 #include "store/base/bytes.h"
 
@@ -455,17 +455,14 @@ enum kv_err fill_last(struct engine *engine, uint16_t *chunk, struct kv_diag *di
                : engine_inner_device(engine, diag);
 }
 
-static enum kv_err fill_chunk(struct session *session, const struct fill *fill, uint16_t *chunk,
+static enum kv_err fill_chunk(struct session *session, struct fill_ahead *ahead,
                               struct kv_diag *diag) {
     struct engine *engine = session->engine;
-    struct fill_stretch stretch = {.ids = session->ids + session->n_kv,
-                                   .position = session->n_kv,
-                                   .count = session->step_rows,
-                                   .chunk_rows = fill_chunk_rows(engine)};
+    const uint16_t *chunk;
     enum kv_err err = prepare_seal(session, diag);
 
     if (err == KV_OK)
-        err = fill->rows(fill->context, &stretch, chunk, diag);
+        err = fill_ahead_next(ahead, &chunk, diag);
     if (err == KV_OK && forward_put_chunk(engine->forward, chunk) != KV_OK)
         err = engine_inner_device(engine, diag);
     return err;
@@ -475,22 +472,21 @@ enum kv_err fill_session(struct session *session, const struct fill *fill, struc
     struct engine *engine = session->engine;
     const struct forward_seq seq = {.bad_layer = -1};
     struct engine_event events[4];
+    struct fill_ahead *ahead = NULL;
     enum kv_err err = KV_OK;
-    uint16_t *chunk;
 
     if (engine->stepping || session->n > session->n_kv)
         return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' has tokens that wait to be computed",
                            session->name);
-    chunk = device_host_get(engine->device, fill_chunk_bytes(engine));
-    if (!chunk)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows of session '%s'", session->name);
-    memset(chunk, 0, fill_chunk_bytes(engine));
     KV_TRY(session_feed(session, fill->ids, fill->count, IMAGE_RAW, diag));
     session->step_is_prefill = 1;
+    err = fill_ahead_make(session, fill, &ahead, diag);
+    if (err != KV_OK)
+        engine_inner_end_request(session);
     while (err == KV_OK && session->n_kv < session->fed_end) {
         struct step step = {engine, events, 0, diag};
         session->step_rows = chunk_rows(session);
-        err = fill_chunk(session, fill, chunk, diag);
+        err = fill_chunk(session, ahead, diag);
         if (err != KV_OK)
             fail(&step, session, err);
         else
@@ -501,6 +497,6 @@ enum kv_err fill_session(struct session *session, const struct fill *fill, struc
     }
     session->logits_n_kv = 0;
 done:
-    device_host_put(engine->device, chunk);
+    fill_ahead_drop(ahead);
     return err;
 }

@@ -19,6 +19,7 @@
 #include <string.h>
 
 enum { SHORT_TOKENS = 4096, FACTS_MAX = 192, ABSENT = 64, STRETCH = 255, STRETCHES = 3 };
+enum { FILL_THREADS = 8 };
 
 static FILE *results;
 static struct synth synth;
@@ -214,8 +215,8 @@ static void fill_up(struct scene *scene, uint16_t *chunks[2]) {
     for (uint32_t part = 1; part <= STRETCHES; part++) {
         uint64_t from = scene->session->n_kv;
         uint64_t end = (uint64_t)scene->tokens * part / STRETCHES;
-        const struct fill fill = {scene->ids + from, (uint32_t)(end - from), support_synth_rows,
-                                  rows};
+        const struct fill fill =
+            support_synth_fill(rows, scene->ids + from, (uint32_t)(end - from), FILL_THREADS);
         double begun = tally_seconds();
         tally_need(fill_session(scene->session, &fill, &diag), &diag, "fill_session");
         took += tally_seconds() - begun;

@@ -168,8 +168,9 @@ static void tell_score(struct results *results, const char *what, const struct n
 }
 
 static void tell_curve(struct results *results, const struct nine_curve *curve) {
-    printf("%s%s\n", curve->recipe->name,
-           curve->largest < curve->wanted ? ", the pool is full" : "");
+    printf("%s%s: %llu tokens filled in %.2f s\n", curve->recipe->name,
+           curve->largest < curve->wanted ? ", the pool is full" : "",
+           (unsigned long long)curve->filled_tokens, curve->filled_s);
     for (uint32_t i = 0; i < curve->point_count; i++) {
         const struct nine_point *point = &curve->points[i];
         printf("  %2u users: step p50 %9.3f ms, p99 %9.3f; %8.1f tok/s each, %8.1f in all; %6llu "

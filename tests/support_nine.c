@@ -276,7 +276,8 @@ enum kv_err nine_add(struct nine *nine, uint32_t index, struct kv_diag *diag) {
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the text of %s", user->name);
     write_text(nine, index);
     KV_TRY(session_create(nine->engine, &settings, &user->session, diag));
-    const struct fill fill = {user->ids, user->tokens - 1, support_synth_rows, nine->rows};
+    const struct fill fill =
+        support_synth_fill(nine->rows, user->ids, user->tokens - 1, nine->settings.threads);
     KV_TRY(fill_session(user->session, &fill, diag));
     /* The last token is computed; what is sampled from it is pending from now on. */
     KV_TRY(session_feed(user->session, user->ids + user->tokens - 1, 1, IMAGE_USER, diag));

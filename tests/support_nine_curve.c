@@ -84,6 +84,8 @@ enum kv_err nine_curve_run(struct nine *nine, const struct nine_recipe *recipe, 
                            uint32_t steps, struct nine_curve *curve_out, struct kv_diag *diag) {
     struct nine_curve *curve = curve_out;
     enum kv_err err = KV_OK;
+    double filled_s = nine->filled_s;
+    uint64_t filled_tokens = nine->filled_tokens;
 
     memset(curve, 0, sizeof *curve);
     curve->recipe = recipe;
@@ -106,6 +108,8 @@ enum kv_err nine_curve_run(struct nine *nine, const struct nine_recipe *recipe, 
         if (err == KV_OK && curve->differs[0])
             return KV_OK;
     }
+    curve->filled_s = nine->filled_s - filled_s;
+    curve->filled_tokens = nine->filled_tokens - filled_tokens;
     if (err == KV_OK && curve->points[curve->point_count - 1].users != curve->largest)
         err = measure(nine, curve, steps, diag);
     for (uint32_t i = 0; i < curve->largest && err == KV_OK; i++)

@@ -32,6 +32,8 @@ struct nine_curve {
     int equal;
     char differs[NINE_TEXT_BYTES];
     struct nine_score score;
+    double filled_s; /* of that many tokens */
+    uint64_t filled_tokens;
 };
 
 /* Users stay awake afterwards; `users` of them, or as many as fit. */

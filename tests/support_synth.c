@@ -104,12 +104,35 @@ void support_synth_ask(struct session *session, const struct support_synth_fact 
         fail_msg("session_ask_all: %s", diag.text);
 }
 
-enum kv_err support_synth_rows(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
-                               struct kv_diag *diag) {
-    const struct synth_stretch rows = {stretch->ids, stretch->position, stretch->count,
-                                       stretch->chunk_rows};
+static struct synth_stretch stretch_of(const struct fill_stretch *stretch) {
+    return (struct synth_stretch){stretch->ids, stretch->position, stretch->count,
+                                  stretch->chunk_rows};
+}
 
-    return synth_rows_fill(context, &rows, chunk, diag);
+static enum kv_err rows_ready(void *context, const struct fill_stretch *stretch,
+                              struct kv_diag *diag) {
+    const struct synth_stretch rows = stretch_of(stretch);
+
+    return synth_rows_ready(context, &rows, diag);
+}
+
+static void rows_part(void *context, const struct fill_stretch *stretch, uint32_t first,
+                      uint32_t end, uint16_t *chunk) {
+    const struct synth_stretch rows = stretch_of(stretch);
+
+    synth_rows_part(context, &rows, first, end, chunk);
+}
+
+struct fill support_synth_fill(struct synth_rows *rows, const uint32_t *ids, uint32_t count,
+                               uint32_t threads) {
+    return (struct fill){ids, count, rows_ready, rows_part, rows, threads};
+}
+
+enum kv_err support_synth_rows(struct synth_rows *rows, const struct fill_stretch *stretch,
+                               uint16_t *chunk, struct kv_diag *diag) {
+    const struct synth_stretch all = stretch_of(stretch);
+
+    return synth_rows_fill(rows, &all, chunk, diag);
 }
 
 static float value_of(uint16_t bits) {

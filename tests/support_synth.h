@@ -45,9 +45,11 @@ void support_synth_ask(struct session *session, const struct support_synth_fact 
 enum kv_err support_synth_try(struct session *session, const struct support_synth_fact *facts,
                               uint32_t count, struct support_synth_answer *answers_out,
                               struct kv_diag *diag);
-/* For fill_session; the context is a struct synth_rows. */
-enum kv_err support_synth_rows(void *context, const struct fill_stretch *stretch, uint16_t *chunk,
-                               struct kv_diag *diag);
+/* For fill_session. */
+struct fill support_synth_fill(struct synth_rows *rows, const uint32_t *ids, uint32_t count,
+                               uint32_t threads);
+enum kv_err support_synth_rows(struct synth_rows *rows, const struct fill_stretch *stretch,
+                               uint16_t *chunk, struct kv_diag *diag);
 /* Rows [0, count) of chunks of equal shape against the closed form: zeros that are only nearly so
  * (SYNTH_ZERO_MAX), the next BF16 value in a row behind a " …VI" (both allowed), and what is wrong.
  * Added up. */

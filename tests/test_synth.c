@@ -512,7 +512,7 @@ static void closed_form_is_what_a_prefill_computes(void **state) {
     assert_int_equal(difference.elements,
                      (uint64_t)TOKENS * synth.layers * 2 * synth.kv_heads * 128);
     assert_int_equal(difference.wrong, 0);
-    const struct fill fill = {closed.ids, TOKENS, support_synth_rows, rows};
+    const struct fill fill = support_synth_fill(rows, closed.ids, TOKENS, 3);
     if (fill_session(closed.session, &fill, &diag) != KV_OK)
         fail_msg("%s", diag.text);
     assert_int_equal(closed.session->n_kv, TOKENS);
@@ -532,12 +532,12 @@ static void a_filled_session_answers(void **state) {
 
     open_scene(&scene, "synth:small", WALLED);
     assert_int_equal(synth_rows_make(&synth, kv_alloc_system(), &rows, &diag), KV_OK);
-    const struct fill fill = {scene.ids, TOKENS, support_synth_rows, rows};
+    const struct fill fill = support_synth_fill(rows, scene.ids, TOKENS, 1);
     assert_int_equal(fill_session(scene.session, &fill, &diag), KV_OK);
     assert_int_equal(session_generate(scene.session, 1, &diag), KV_ERR_INVALID);
     assert_int_equal(check(&scene, -1, NO_KIND), 0);
     uint32_t question = synth_id(SYNTH_QUESTION, scene.facts[0].key);
-    const struct fill asked = {&question, 1, support_synth_rows, rows};
+    const struct fill asked = support_synth_fill(rows, &question, 1, 2);
     assert_int_equal(fill_session(scene.session, &asked, &diag), KV_ERR_INVALID);
     assert_int_equal(scene.session->n, TOKENS);
     /* It goes on as any other. */

@@ -48,7 +48,7 @@
  * up to SYNTH_ZERO_MAX. It does not hold for question tokens, the five tokens behind one, and the
  * token behind a " …VI" (there one element in a thousand may be another BF16 value).
  *
- * Threads: pure; a struct synth_rows has one owner.
+ * Threads: pure; a struct synth_rows has one owner, but for synth_rows_part.
  * Units: tokens; elements [layer][K, V][kv_head][row][dim].
  */
 #ifndef ENGINE_MODEL_SYNTH_H
@@ -90,13 +90,20 @@ struct synth_rows;
 enum kv_err synth_rows_make(const struct synth *synth, const struct kv_alloc *alloc,
                             struct synth_rows **rows_out, struct kv_diag *diag);
 void synth_rows_drop(struct synth_rows *rows); /* NULL is allowed */
-/* Rows [0, count) of a chunk of `chunk_rows`: ids[-1] is the token before, unless position is 0.
- * NOMEM, INVALID (a token without a closed form). */
+/* Rows [0, count) of a chunk of `chunk_rows`: ids[-1] is the token before, unless position is 0. */
 struct synth_stretch {
     const uint32_t *ids;
     uint64_t position;
     uint32_t count, chunk_rows;
 };
+/* What a stretch's tokens need, once. NOMEM, INVALID (a token without a closed form). */
+enum kv_err synth_rows_ready(struct synth_rows *rows, const struct synth_stretch *stretch,
+                             struct kv_diag *diag);
+/* Heads [first, end) of layers x kv_heads, of a stretch that is ready; any threads, beside each
+ * other and beside nothing else. */
+void synth_rows_part(const struct synth_rows *rows, const struct synth_stretch *stretch,
+                     uint32_t first, uint32_t end, uint16_t *chunk);
+/* Both, of all heads. */
 enum kv_err synth_rows_fill(struct synth_rows *rows, const struct synth_stretch *stretch,
                             uint16_t *chunk, struct kv_diag *diag);
 

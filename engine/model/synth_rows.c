@@ -148,41 +148,62 @@ static void first_k(const struct synth_rows *rows, uint64_t position, uint16_t *
     }
 }
 
-enum kv_err synth_rows_fill(struct synth_rows *rows, const struct synth_stretch *stretch,
-                            uint16_t *chunk, struct kv_diag *diag) {
-    const struct synth *synth = &rows->synth;
-    size_t plane = (size_t)stretch->chunk_rows * SYNTH_DIM;
-    uint16_t turned[SYNTH_DIM];
+/* K behind layer 0 of the token that everything else may look at in vain. */
+static void sink_k(uint16_t *k) {
+    memset(k, 0, SYNTH_DIM * sizeof *k);
+    k[SYNTH_AT_SINK] = synth_f32_bf16(SYNTH_SINK_K);
+}
+
+/* The first token finds itself before it. */
+static uint32_t before_of(const struct synth_stretch *stretch, uint32_t row) {
+#ifdef BREAK_CLOSED_FORM
+    return stretch->ids[row];
+#endif
+    return stretch->position + row ? stretch->ids[(int64_t)row - 1] : stretch->ids[row];
+}
+
+enum kv_err synth_rows_ready(struct synth_rows *rows, const struct synth_stretch *stretch,
+                             struct kv_diag *diag) {
     enum kv_err err = KV_OK;
 
-    for (uint32_t row = 0; row < stretch->count; row++) {
-        uint64_t position = stretch->position + row;
-        uint32_t id = stretch->ids[row];
-        /* The first token finds itself before it. */
-        uint32_t before = position ? stretch->ids[(int64_t)row - 1] : id;
-#ifdef BREAK_CLOSED_FORM
-        before = id;
-#endif
-        if (position >= synth->context_tokens)
-            return kv_diag_set(diag, KV_ERR_INVALID, "position %llu is beyond the context",
-                               (unsigned long long)position);
-        KV_TRY(make_token(rows, id, diag));
-        KV_TRY(make_token(rows, before, diag));
-        first_k(rows, position, turned);
-        for (uint32_t layer = 0; layer < synth->layers; layer++)
-            for (uint32_t head = 0; head < synth->kv_heads; head++) {
-                size_t at = ((size_t)layer * synth->kv_heads + head) * 2 * SYNTH_DIM;
-                uint16_t *k = chunk + ((size_t)layer * 2 * synth->kv_heads + head) * plane +
-                              (size_t)row * SYNTH_DIM;
-                memcpy(k, layer ? rows->made[before].rows + at : turned, sizeof turned);
-                memcpy(k + synth->kv_heads * plane, rows->made[id].rows + at + SYNTH_DIM,
-                       sizeof turned);
-                if (layer && id == SYNTH_BOS) {
-                    memset(k, 0, sizeof turned);
-                    k[SYNTH_AT_SINK] = synth_f32_bf16(SYNTH_SINK_K);
-                }
-            }
+    if (stretch->position + stretch->count > rows->synth.context_tokens)
+        return kv_diag_set(diag, KV_ERR_INVALID, "position %llu is beyond the context",
+                           (unsigned long long)(stretch->position + stretch->count - 1));
+    for (uint32_t row = 0; row < stretch->count && err == KV_OK; row++) {
+        err = make_token(rows, stretch->ids[row], diag);
+        if (err == KV_OK)
+            err = make_token(rows, before_of(stretch, row), diag);
     }
-done:
+    return err;
+}
+
+void synth_rows_part(const struct synth_rows *rows, const struct synth_stretch *stretch,
+                     uint32_t first, uint32_t end, uint16_t *chunk) {
+    uint32_t heads = rows->synth.kv_heads;
+    size_t plane = (size_t)stretch->chunk_rows * SYNTH_DIM, bytes = SYNTH_DIM * sizeof *chunk;
+
+    for (uint32_t item = first; item < end; item++) {
+        uint16_t *k = chunk + ((size_t)item / heads * 2 * heads + item % heads) * plane;
+        uint16_t *v = k + heads * plane;
+        size_t at = (size_t)item * 2 * SYNTH_DIM;
+        for (uint32_t row = 0; row < stretch->count; row++, k += SYNTH_DIM, v += SYNTH_DIM) {
+            uint32_t id = stretch->ids[row];
+            if (item < heads)
+                first_k(rows, stretch->position + row, k);
+            else if (id == SYNTH_BOS)
+                sink_k(k);
+            else
+                memcpy(k, rows->made[before_of(stretch, row)].rows + at, bytes);
+            memcpy(v, rows->made[id].rows + at + SYNTH_DIM, bytes);
+        }
+    }
+}
+
+enum kv_err synth_rows_fill(struct synth_rows *rows, const struct synth_stretch *stretch,
+                            uint16_t *chunk, struct kv_diag *diag) {
+    enum kv_err err = synth_rows_ready(rows, stretch, diag);
+
+    if (err == KV_OK)
+        synth_rows_part(rows, stretch, 0, rows->synth.layers * rows->synth.kv_heads, chunk);
     return err;
 }
