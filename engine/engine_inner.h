@@ -133,7 +133,7 @@ enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
                                       struct session **session_out, struct kv_diag *diag);
 /* Gives back everything it has; it is in no list. */
 void engine_inner_session_release(struct session *session);
-/* LIMIT (sessions_max), EXISTS. */
+/* NO_SLOTS (sessions_max are resident), EXISTS. */
 enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct kv_diag *diag);
 /* INVALID. */
 enum kv_err engine_inner_check_policy(const struct image_policy *policy, struct kv_diag *diag);

@@ -120,7 +120,7 @@ enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct
     if (session_find(engine, name))
         return kv_diag_set(diag, KV_ERR_EXISTS, "session '%s' is there already", name);
     if (engine->session_count >= engine->settings.sessions_max)
-        return kv_diag_set(diag, KV_ERR_LIMIT,
+        return kv_diag_set(diag, KV_ERR_NO_SLOTS,
                            "%u sessions are resident, which is the maximum: put one to sleep",
                            engine->session_count);
     return KV_OK;

@@ -38,7 +38,7 @@ struct session_settings {
     struct image_policy policy;
     struct image_sampler sampler;
 };
-/* INVALID, EXISTS, LIMIT, NO_SLOTS (need and have in the diag), NOMEM. */
+/* INVALID, EXISTS, NO_SLOTS (need and have in the diag, or sessions_max are resident), NOMEM. */
 enum kv_err session_create(struct engine *engine, const struct session_settings *settings,
                            struct session **session_out, struct kv_diag *diag);
 /* Frees everything on the device; blocks that a writer still holds go when it lets go. */

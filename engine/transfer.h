@@ -127,7 +127,8 @@ enum kv_err transfer_freeze(struct session *session, transfer_want_page want, vo
 void transfer_frozen_release(struct engine *engine, struct transfer_frozen *frozen);
 
 /* Load, the shadow. begin checks the image against this engine (MISMATCH) and reserves every slot
- * (NO_SLOTS with need and have). The load owns a copy of what it needs of the image. */
+ * (NO_SLOTS with need and have, or when sessions_max are resident). The load owns a copy of what it
+ * needs of the image. */
 enum transfer_tiers {
     TRANSFER_EXACT, /* the tier map */
     TRANSFER_FLOOR, /* the ladder's lowest tier; the session asks for no more (session_refine) */
@@ -144,7 +145,8 @@ uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
 void transfer_load_page(struct transfer_load *load, uint32_t index, struct transfer_part *part_out);
 void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out);
 /* One swap: the session exists, WAKING, with nothing prefilled. Owned by the engine from now on. */
-/* LIMIT, EXISTS, DEVICE, NOMEM: nothing changed, the load is still to be abandoned. */
+/* NO_SLOTS (sessions_max are resident by now), EXISTS, DEVICE, NOMEM: nothing changed, the load is
+ * still to be abandoned. */
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag);
 void transfer_load_abandon(struct transfer_load *load);

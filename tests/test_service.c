@@ -502,6 +502,47 @@ static void too_few_slots_are_enough_for_the_floor(void **state) {
     assert_false(receipt.fingerprint_floor);
 }
 
+/* Two wakes found one seat left and the other one is done first: not the caller's mistake. */
+static int take_the_seat(void *context, uint64_t done, uint64_t all) {
+    struct fixture *fixture = context;
+    struct session *other = NULL;
+    const struct session_settings settings = {
+        .name = "other", .policy = fixture->settings.policy, .sampler = fixture->settings.sampler};
+    (void)done, (void)all;
+    if (session_find(service_engine(fixture->service), "other") == NULL)
+        assert_int_equal(
+            session_create(service_engine(fixture->service), &settings, &other, &fixture->diag),
+            KV_OK);
+    return 1;
+}
+
+static uint64_t count_receipt(void *context, const struct receipt *receipt) {
+    (void)receipt;
+    return ++*(uint64_t *)context;
+}
+
+static void a_seat_taken_during_a_wake_is_waited_for(void **state) {
+    struct fixture *fixture = *state;
+    const struct restore_options options = {.progress = take_the_seat, .progress_context = fixture};
+    struct session *session = NULL;
+    struct receipt receipt;
+    uint64_t kept = 0;
+    sleep_long(fixture, "a");
+    service_close(fixture->service);
+    fixture->settings.sessions_max = 1;
+    open_service(fixture);
+    service_on_receipt(fixture->service, count_receipt, &kept);
+    assert_int_equal(
+        service_wake(fixture->service, "a", &options, &session, &receipt, &fixture->diag),
+        KV_ERR_NO_SLOTS);
+    assert_non_null(strstr(fixture->diag.text, "1 sessions are resident"));
+    assert_int_equal(kept, 0);
+    session_drop(session_find(service_engine(fixture->service), "other"));
+    assert_int_equal(service_wake(fixture->service, "a", NULL, &session, &receipt, &fixture->diag),
+                     KV_OK);
+    assert_int_equal(kept, 1);
+}
+
 static void a_session_kept_in_memory_wakes_without_the_disk(void **state) {
     struct fixture *fixture = *state;
     struct store_read_stats stats;
@@ -685,6 +726,7 @@ TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner
              TEST(reading_only_wakes_but_never_writes),
              TEST(opening_survives_every_failed_allocation), TEST(an_eager_turn_is_told_of_twice),
              TEST(too_few_slots_are_enough_for_the_floor),
+             TEST(a_seat_taken_during_a_wake_is_waited_for),
              TEST(a_session_kept_in_memory_wakes_without_the_disk),
              TEST(a_command_drops_only_what_it_did_itself),
              TEST(what_a_command_makes_is_its_own_until_it_is_told),

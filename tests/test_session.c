@@ -109,7 +109,7 @@ static void settings_are_checked(void **state) {
     assert_int_equal(session_create(engine, &settings, &session, &diag), KV_ERR_EXISTS);
     support_engine_session(engine, "t", IMAGE_RECIPE_V3);
     settings = support_engine_greedy("u", IMAGE_RECIPE_V3);
-    assert_int_equal(session_create(engine, &settings, &session, &diag), KV_ERR_LIMIT);
+    assert_int_equal(session_create(engine, &settings, &session, &diag), KV_ERR_NO_SLOTS);
     assert_int_equal(used(engine), 2 * 72);
     assert_ptr_equal(session_find(engine, "t"), session_at(engine, 1));
     assert_null(session_at(engine, 2));

@@ -20,7 +20,7 @@ enum kv_err {
     KV_ERR_EXISTS,    /* the name is taken */
     KV_ERR_BUSY,      /* somebody else holds it, or its state does not allow this now */
     KV_ERR_LIMIT,     /* beyond a named maximum (DESIGN section 14) or the context length */
-    KV_ERR_NO_SLOTS,  /* the device pool cannot hold it; need and have are in the diag */
+    KV_ERR_NO_SLOTS,  /* the device holds as much as it can; need and have are in the diag */
     KV_ERR_MISMATCH,  /* valid, but of another model, geometry, code or layout */
     KV_ERR_VERSION,   /* written by a newer version; the diag names which one is needed */
     KV_ERR_CORRUPT,   /* bytes that are not what was written: digest, length or structure */
