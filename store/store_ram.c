@@ -467,39 +467,60 @@ static int stays(const struct fmt_op *op, const struct store_extent *extent) {
     return 0;
 }
 
-/* Also when the batch fails afterwards: it is on disk all the same, and was only quicker here. */
+/* What the record that an operation replaces or deletes has here; 0: nobody can tell. */
+static int forget_replaced(struct store *store, const struct fmt_op *op, struct index_copy *copy) {
+    struct fmt_entry entry;
+    enum kv_err err = index_get(store->index, op->key, op->key_bytes, copy, NULL);
+    if (err == KV_ERR_NOT_FOUND)
+        return 1;
+    if (err != KV_OK ||
+        fmt_entry_decode(copy->bytes, copy->key_bytes, copy->total_bytes, &entry) != KV_OK)
+        return 0;
+    for (uint32_t e = 0; e < entry.extent_count; e++) {
+        const struct store_extent extent = fmt_entry_extent(&entry, e);
+        if (!stays(op, &extent))
+            store_ram_inner_forget(store, &extent);
+    }
+    return 1;
+}
+
+static void forget_all(struct store *store) {
+    struct store_ram *ram = store->ram;
+    pthread_mutex_lock(&ram->lock);
+    while (ram->owners != NULL)
+        drop_owner(store, ram->owners);
+    pthread_mutex_unlock(&ram->lock);
+}
+
+/* Also when the batch fails afterwards: it is on disk all the same, and was only quicker here. What
+ * others have goes too when it cannot be told what a removed session has: that must not stay. */
 void store_ram_inner_batch(struct store *store, const uint8_t *ops, size_t ops_bytes,
                            uint32_t op_count) {
     struct index_copy copy = {0};
     struct kv_reader reader;
+    int known = 1;
     if (store->ram == NULL)
         return;
 #ifdef BREAK_RAM_DELETE
     return;
 #endif
     kv_reader_init(&reader, ops, ops_bytes);
-    for (uint32_t i = 0; i < op_count; i++) {
-        struct fmt_entry entry;
+    for (uint32_t i = 0; i < op_count && known; i++) {
         struct fmt_op op;
-        if (fmt_op_decode(&reader, &op) != KV_OK ||
-            index_get(store->index, op.key, op.key_bytes, &copy, NULL) != KV_OK ||
-            fmt_entry_decode(copy.bytes, copy.key_bytes, copy.total_bytes, &entry) != KV_OK)
-            continue;
-        for (uint32_t e = 0; e < entry.extent_count; e++) {
-            const struct store_extent extent = fmt_entry_extent(&entry, e);
-            if (!stays(&op, &extent))
-                store_ram_inner_forget(store, &extent);
-        }
+        known = fmt_op_decode(&reader, &op) == KV_OK && forget_replaced(store, &op, &copy);
     }
     index_copy_release(store->options.alloc, &copy);
+#ifndef BREAK_RAM_UNKNOWN
+    if (!known)
+        forget_all(store);
+#endif
 }
 
 void store_ram_inner_close(struct store *store) {
     struct store_ram *ram = store->ram;
     if (ram == NULL)
         return;
-    while (ram->owners != NULL)
-        drop_owner(store, ram->owners);
+    forget_all(store);
     pthread_mutex_destroy(&ram->lock);
     kv_alloc_release(store->options.alloc, ram->buckets);
     kv_alloc_release(store->options.alloc, ram);

@@ -7,7 +7,8 @@
  *
  * Fails with BREAK_RAM_BUDGET (memory is taken beyond the budget), BREAK_RAM_LARGE (others go for
  * what does not fit), BREAK_RAM_LRU (the newest goes first), BREAK_RAM_DELETE (what is removed
- * stays) and BREAK_PLANE_DIGEST (what lies in memory is believed).
+ * stays), BREAK_RAM_UNKNOWN (what cannot be looked up stays) and BREAK_PLANE_DIGEST (what lies in
+ * memory is believed).
  */
 #include "store/store_ram.h"
 
@@ -214,6 +215,35 @@ static void what_a_batch_takes_away_goes(void **state) {
     struct store_extent newer = put(shelf, 2, EXTENT_BYTES);
     assert_int_equal(stats_of(shelf->store).extents, 1);
     assert_true(disk_bytes(shelf, &newer, 2) > 0);
+    close_shelf(shelf);
+}
+
+/* Whichever allocation fails during a removal: what was removed is not in memory any more. */
+static void what_is_removed_without_memory_goes_too(void **state) {
+    (void)state;
+    struct shelf *shelf = open_shelf(BUDGET);
+    uint64_t failures = 0;
+    for (uint64_t k = 1;; k++) {
+        struct store_extent removed = put(shelf, 0, EXTENT_BYTES);
+        struct store_extent other = put(shelf, 1, EXTENT_BYTES);
+        struct store_batch *batch = NULL;
+        assert_int_equal(keep(shelf, 1, &removed, 0), KV_OK);
+        assert_int_equal(keep(shelf, 2, &other, 1), KV_OK);
+        assert_int_equal(store_batch_begin(shelf->store, 0, &batch, NULL), KV_OK);
+        assert_int_equal(store_batch_delete(batch, "r0", 2, NULL), KV_OK);
+        shelf->counting.until_failure = k;
+        enum kv_err err = store_batch_commit(batch, NULL, NULL);
+        int failed = shelf->counting.until_failure == 0;
+        shelf->counting.until_failure = 0;
+        failures += (uint64_t)failed;
+        if (err == KV_OK)
+            assert_false(store_ram_has(shelf->store, 1));
+        store_ram_forget(shelf->store, 1);
+        store_ram_forget(shelf->store, 2);
+        if (!failed)
+            break;
+    }
+    assert_true(failures > 0);
     close_shelf(shelf);
 }
 
@@ -570,9 +600,11 @@ static void damage_in_memory_is_not_believed(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(the_budget_is_never_passed),
              cmocka_unit_test(who_was_used_longest_ago_goes_first),
-             cmocka_unit_test(what_a_batch_takes_away_goes), cmocka_unit_test(bringing_reads_once),
-             cmocka_unit_test(no_memory_keeps_less), cmocka_unit_test(threads_share_it),
-             cmocka_unit_test(off_is_off), cmocka_unit_test(a_wake_after_sleep_reads_no_disk),
+             cmocka_unit_test(what_a_batch_takes_away_goes),
+             cmocka_unit_test(what_is_removed_without_memory_goes_too),
+             cmocka_unit_test(bringing_reads_once), cmocka_unit_test(no_memory_keeps_less),
+             cmocka_unit_test(threads_share_it), cmocka_unit_test(off_is_off),
+             cmocka_unit_test(a_wake_after_sleep_reads_no_disk),
              cmocka_unit_test(sessions_go_as_wholes), cmocka_unit_test(removing_takes_it_along),
              cmocka_unit_test(prefetch_brings_what_a_wake_reads),
              cmocka_unit_test(damage_in_memory_is_not_believed))

@@ -538,8 +538,8 @@ static enum kv_err wake_as(struct service *service, const char *name, const stru
         return is_damage && wake.snapshot == 0 ? show_receipt(service, receipt_out, err) : err;
     }
     err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
-    /* Nor is it damage when that happens now, or when somebody else has taken the last seat or slots
-     * while the disk was read: the caller looks again and no receipt is kept. */
+    /* Nor is it damage when that happens now, or when somebody else has taken the last seat while
+     * the disk was read: the caller looks again and no receipt is kept. */
     if (err == KV_ERR_NO_SLOTS || (err == KV_ERR_NOT_FOUND && wake.snapshot != 0))
         return err;
     return show_receipt(service, receipt_out, err);
