@@ -358,6 +358,9 @@ static void a_slow_scrub_keeps_nobody_waiting(void **state) {
     }
     assert_string_equal(state_of(cli, "a"), "idle");
     assert_int_equal((int)cli_number(cli, "commands"), 2); /* it is still at it */
+    /* A second one would move its mark. */
+    cli_call(cli, "scrub", NULL);
+    cli_refused(cli, 3, "a scrub is at work already");
     assert_int_equal(kill(slow, SIGINT), 0);
     (void)daemon_client_end(slow);
     cli_call(cli, "scrub", "--json", NULL);

@@ -41,7 +41,9 @@ struct cmd_host {
     void (*changed)(void *context, const char *name);
     void *context;
     struct control *const *control; /* behind it NULL: not open yet */
-    atomic_flag *collecting;        /* a gc is at work, which lets others write between pieces */
+    /* A gc or a scrub is at work: each lets others write between pieces, but none of its own kind,
+     * which would take the same segments, or move the same mark. */
+    atomic_flag *collecting, *scrubbing;
 };
 
 struct cmd {

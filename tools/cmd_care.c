@@ -82,6 +82,22 @@ static void on_progress(void *context, uint64_t done, uint64_t all) {
     progress_update(&care->progress, done, all);
 }
 
+/* In the daemon no second one of its kind: the first lets others write between two pieces. */
+static enum kv_err alone(struct cmd *cmd, atomic_flag *at_work,
+                         enum kv_err (*work)(struct cmd *cmd, struct kv_diag *diag),
+                         struct kv_diag *diag) {
+    if (at_work == NULL)
+        return work(cmd, diag);
+    if (atomic_flag_test_and_set(at_work))
+        return kv_diag_set(diag, KV_ERR_BUSY,
+                           "a %s is at work already: wait for it, or stop it with ctrl-C where it "
+                           "was started",
+                           cmd->config->words[0]);
+    enum kv_err err = work(cmd, diag);
+    atomic_flag_clear(at_work);
+    return err;
+}
+
 /* --- gc */
 
 static void gc_json(cJSON *to, const struct snap_care_report *records,
@@ -183,13 +199,7 @@ done:
 }
 
 enum kv_err cmd_gc(struct cmd *cmd, struct kv_diag *diag) {
-    if (cmd->host == NULL)
-        return collect(cmd, diag);
-    if (atomic_flag_test_and_set(cmd->host->collecting))
-        return kv_diag_set(diag, KV_ERR_BUSY, "a gc is at work already: wait for it");
-    enum kv_err err = collect(cmd, diag);
-    atomic_flag_clear(cmd->host->collecting);
-    return err;
+    return alone(cmd, cmd->host != NULL ? cmd->host->collecting : NULL, collect, diag);
 }
 
 /* --- whose and what */
@@ -540,7 +550,7 @@ static void scrub_summary(const struct care *care, const struct store_scrub_repo
     fprintf(cmd->out, "%s\n", report->finished ? "" : "; not at its end, the next run goes on");
 }
 
-enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
+static enum kv_err scrub(struct cmd *cmd, struct kv_diag *diag) {
     struct care care = {.cmd = cmd};
     struct store_scrub_report report = {0};
     enum kv_err err = KV_OK;
@@ -570,4 +580,8 @@ done:
     snap_care_owners_drop(care.owners);
     cmd_close_store(cmd, care.store);
     return err;
+}
+
+enum kv_err cmd_scrub(struct cmd *cmd, struct kv_diag *diag) {
+    return alone(cmd, cmd->host != NULL ? cmd->host->scrubbing : NULL, scrub, diag);
 }

@@ -52,8 +52,8 @@ struct daemon {
     struct daemon_http *http;
     char receipts_dir[CONFIG_PATH_BYTES + 16];
     struct receipt_keep keep;
-    atomic_int lost;        /* the device is; set by the thread that has found out */
-    atomic_flag collecting; /* a gc is at work */
+    atomic_int lost;                   /* the device is; set by the thread that has found out */
+    atomic_flag collecting, scrubbing; /* as in struct cmd_host */
 };
 
 /* --- log: whole lines, so that threads do not mix theirs */
@@ -145,7 +145,8 @@ static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
                                      .changed = on_changed,
                                      .context = daemon,
                                      .control = &daemon->control,
-                                     .collecting = &daemon->collecting};
+                                     .collecting = &daemon->collecting,
+                                     .scrubbing = &daemon->scrubbing};
     const struct control_settings control = {.serve = daemon->serve,
                                              .host = &daemon->host,
                                              .alloc = daemon->cmd.alloc,
