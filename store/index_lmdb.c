@@ -188,6 +188,8 @@ static enum kv_err open_lmdb(struct index *index, const struct index_options *op
      */
     if (options->mode == INDEX_READ && (rc == EACCES || rc == EPERM || rc == EROFS))
         rc = open_env(index, options, extra | MDB_NOLOCK);
+    if (rc == ENOENT)
+        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "index: data.mdb was taken away just now");
     if (rc != 0)
         return translate(rc, diag, "open it");
     if (options->mode == INDEX_WRITE)

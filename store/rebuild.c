@@ -16,6 +16,7 @@
 
 static const char tmp_name[] = "index.tmp";
 static const char index_name[] = "index";
+enum { REMOVALS_MAX = 8 };
 
 struct rebuild {
     struct store *store;
@@ -32,6 +33,29 @@ struct rebuild {
     uint64_t dropped_sequence; /* 0 none */
 };
 
+static int remove_files(const struct io_door *door, int dir) {
+    static const char *const files[2] = {"data.mdb", "lock.mdb"};
+    int error = 0;
+    for (int i = 0; i < 2 && error == 0; i++) {
+        error = door->remove(door->context, dir, files[i]);
+        if (error == ENOENT)
+            error = 0;
+    }
+    return error;
+}
+
+/* Whoever reads it in this moment may make a lock.mdb there when ours is gone. */
+static int remove_folder(struct store *store, int dir, const char *name) {
+    const struct io_door *door = store->options.door;
+    int error = ENOTEMPTY;
+    for (int i = 0; i < REMOVALS_MAX && (error == ENOTEMPTY || error == EEXIST); i++) {
+        error = remove_files(door, dir);
+        if (error == 0)
+            error = door->remove(door->context, store->dir, name);
+    }
+    return error;
+}
+
 static enum kv_err remove_index(struct store *store, const char *name, struct kv_diag *diag) {
     const struct io_door *door = store->options.door;
     int dir = -1;
@@ -42,16 +66,10 @@ static enum kv_err remove_index(struct store *store, const char *name, struct kv
         return kv_diag_set(diag, KV_ERR_CORRUPT,
                            "%s is not a directory of its own (a symbolic link or a file): refused",
                            name);
-    static const char *const files[2] = {"data.mdb", "lock.mdb"};
-    for (int i = 0; i < 2 && error == 0; i++) {
-        error = door->remove(door->context, dir, files[i]);
-        if (error == ENOENT)
-            error = 0;
-    }
+    if (error == 0)
+        error = remove_folder(store, dir, name);
     if (dir >= 0)
         door->close(door->context, dir);
-    if (error == 0)
-        error = door->remove(door->context, store->dir, name);
     if (error != 0)
         return kv_diag_errno(diag, error == ENOSPC ? KV_ERR_NO_SPACE : KV_ERR_IO, error,
                              "cannot remove %s", name);

@@ -13,12 +13,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { LOCK_TEXT_BYTES = 128 };
+enum { LOCK_TEXT_BYTES = 128, LOOKS_MAX = 400, LOOK_AGAIN_MS = 5 };
 
 void store_inner_note(struct store *store, const char *format, ...) {
     size_t used = strlen(store->opened);
@@ -332,7 +333,7 @@ done:
     return err;
 }
 
-static enum kv_err open_index(struct store *store, const char *dir_path, struct kv_diag *diag) {
+static enum kv_err try_index(struct store *store, const char *dir_path, struct kv_diag *diag) {
     struct index_options options = {.mode = store->options.read_only ? INDEX_READ : INDEX_WRITE,
                                     .door = store->options.door,
                                     .alloc = store->options.alloc,
@@ -346,6 +347,35 @@ static enum kv_err open_index(struct store *store, const char *dir_path, struct 
         err = index_state(store->index, &store->state, diag);
     if (err == KV_OK && memcmp(store->state.store_id, store->id, FMT_ID_BYTES) != 0)
         err = kv_diag_set(diag, KV_ERR_CORRUPT, "the index belongs to another store");
+    return err;
+}
+
+/* 1 while a writer makes the index anew, or when one was ended in the middle of that. */
+static int is_being_made(const struct store *store) {
+    const struct io_door *door = store->options.door;
+    struct io_file_info info;
+    return door->info_at(door->context, store->dir, "index.tmp", &info) == 0;
+}
+
+/* A writer that puts a new index in the place of the old one takes that away first: whoever reads
+ * waits for it, and looks again at once when it may have been done just now. */
+static enum kv_err open_index(struct store *store, const char *dir_path, struct kv_diag *diag) {
+    enum kv_err err = try_index(store, dir_path, diag);
+#ifndef BREAK_BETWEEN
+    for (int tries = 0; store->options.read_only && (err == KV_ERR_NOT_FOUND || err == KV_ERR_IO) &&
+                        tries < LOOKS_MAX;
+         tries++) {
+        if (is_being_made(store))
+            /* tidy-allow: wait what another program renames has no event */
+            (void)poll(NULL, 0, LOOK_AGAIN_MS);
+        else
+            tries += LOOKS_MAX / 2;
+        index_close(store->index);
+        store->index = NULL;
+        kv_diag_clear(diag);
+        err = try_index(store, dir_path, diag);
+    }
+#endif
     return err == KV_ERR_NOT_FOUND ? KV_ERR_CORRUPT : err;
 }
 

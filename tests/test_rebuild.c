@@ -4,7 +4,7 @@
  * said, and an empty list is never the answer to damage.
  * Not responsible for: crashes (test_recover.c).
  * Broken twins: BREAK_LAST_REPLAY, BREAK_REINDEX_AGREE,
- * BREAK_REPLACED_UNSEEN.
+ * BREAK_REPLACED_UNSEEN, BREAK_BETWEEN (who_opens_between_two_indexes_waits).
  */
 #include "store/store.h"
 
@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -471,6 +472,65 @@ static void a_reader_of_the_old_index_is_told(void **state) {
     }
 }
 
+/* What another process sees of the store, again and again. */
+struct opening {
+    atomic_int stop, failed;
+    atomic_uint opened;
+    struct kv_diag diag;
+};
+
+static void open_all_the_while(struct opening *opening, const char *dir) {
+    struct store_options options = support_store_options(dir);
+    struct store *store = NULL;
+    options.read_only = options.inspect = 1;
+    while (!atomic_load(&opening->stop)) {
+        if (store_open(&options, &store, &opening->diag) != KV_OK) {
+            atomic_store(&opening->failed, 1);
+            return;
+        }
+        store_close(store);
+        atomic_fetch_add(&opening->opened, 1);
+    }
+}
+
+/* Between the old index and the new one there is a moment without one: whoever opens the store then
+ * waits for it, and keeps nobody from going on. Fails with BREAK_BETWEEN. */
+static void who_opens_between_two_indexes_waits(void **state) {
+    (void)state;
+    enum { OPENED = 60, REBUILDS_MAX = 20000 };
+    char dir[TESTING_PATH_BYTES], note[STORE_NOTE_BYTES];
+    struct kv_diag diag = {""};
+    int status = 0;
+    testing_temp_dir(dir);
+    make_history(dir);
+    struct opening *opening =
+        mmap(NULL, sizeof *opening, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(opening, MAP_FAILED);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        open_all_the_while(opening, dir);
+        _exit(0);
+    }
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    enum kv_err err = KV_OK;
+    for (int i = 0; i < REBUILDS_MAX && err == KV_OK && !atomic_load(&opening->failed) &&
+                    atomic_load(&opening->opened) < OPENED;
+         i++)
+        err = store_reindex(store, note, &diag);
+    atomic_store(&opening->stop, 1);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (atomic_load(&opening->failed))
+        fail_msg("after %u openings: %s", atomic_load(&opening->opened), opening->diag.text);
+    if (err != KV_OK)
+        fail_msg("%s", diag.text);
+    assert_in_range(atomic_load(&opening->opened), OPENED, UINT32_MAX);
+    assert_int_equal(status, 0);
+    store_close(store);
+    munmap(opening, sizeof *opening);
+}
+
 /* A batch that the segments have lost is not lost in the index, too. */
 static void a_new_index_that_knows_less_is_refused(void **state) {
     (void)state;
@@ -506,6 +566,7 @@ static void a_new_index_that_knows_less_is_refused(void **state) {
 TESTING_MAIN(cmocka_unit_test(lost_index_comes_back_equal),
              cmocka_unit_test(an_open_store_gets_a_new_index),
              cmocka_unit_test(a_reader_of_the_old_index_is_told),
+             cmocka_unit_test(who_opens_between_two_indexes_waits),
              cmocka_unit_test(a_new_index_that_knows_less_is_refused),
              cmocka_unit_test(reader_rebuilds_under_the_lock), cmocka_unit_test(damaged_index_file),
              cmocka_unit_test(flipped_index_byte), cmocka_unit_test(index_of_another_store),
