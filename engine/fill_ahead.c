@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-enum { BUFFERS = 2 };
+enum { BUFFERS = 2, PARTS = 32 };
 
 struct fill_ahead {
     struct engine *engine;
@@ -57,6 +57,7 @@ static void *make_all(void *context) {
     struct fill_ahead *ahead = context;
     const struct layout_geometry *g = &ahead->engine->model.geometry;
     struct fill_stretch *stretch = &ahead->stretch;
+    uint32_t heads = g->layers * g->kv_heads;
     enum kv_err err = KV_OK;
 
     while (err == KV_OK && stretch->position < ahead->end && wait_for_buffer(ahead)) {
@@ -64,7 +65,7 @@ static void *make_all(void *context) {
         stretch->count = (uint32_t)((next < ahead->end ? next : ahead->end) - stretch->position);
         err = ahead->fill.ready(ahead->fill.context, stretch, &ahead->diag);
         if (err == KV_OK)
-            workers_run(ahead->workers, g->layers * g->kv_heads, 1, make_part, ahead);
+            workers_run(ahead->workers, heads, (heads + PARTS - 1) / PARTS, make_part, ahead);
         stretch->ids += stretch->count;
         stretch->position += stretch->count;
         pthread_mutex_lock(&ahead->lock);

@@ -99,8 +99,9 @@ struct synth_stretch {
 /* What a stretch's tokens need, once. NOMEM, INVALID (a token without a closed form). */
 enum kv_err synth_rows_ready(struct synth_rows *rows, const struct synth_stretch *stretch,
                              struct kv_diag *diag);
-/* Heads [first, end) of layers x kv_heads, of a stretch that is ready; any threads, beside each
- * other and beside nothing else. */
+/* Heads [first, end) of layers x kv_heads, of the stretch that is ready; any threads, beside each
+ * other and beside nothing else. Every head is asked for once before another stretch is ready:
+ * rows of tokens that are new are made here. */
 void synth_rows_part(const struct synth_rows *rows, const struct synth_stretch *stretch,
                      uint32_t first, uint32_t end, uint16_t *chunk);
 /* Both, of all heads. */

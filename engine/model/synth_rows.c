@@ -21,6 +21,8 @@ struct synth_rows {
     const struct kv_alloc *alloc;
     float *cosines, *sines; /* [position][dim / 2] */
     struct made *made;      /* [vocab] */
+    uint32_t *fresh;        /* [vocab] tokens whose rows the parts of this stretch make */
+    uint32_t fresh_count;
 };
 
 enum kv_err synth_rows_make(const struct synth *synth, const struct kv_alloc *alloc,
@@ -34,9 +36,10 @@ enum kv_err synth_rows_make(const struct synth *synth, const struct kv_alloc *al
     rows->synth = *synth;
     rows->alloc = alloc;
     rows->made = kv_alloc_zeroed(alloc, synth->vocab, sizeof *rows->made);
+    rows->fresh = kv_alloc_zeroed(alloc, synth->vocab, sizeof *rows->fresh);
     rows->cosines = kv_alloc_aligned(alloc, values * sizeof(float), 64);
     rows->sines = kv_alloc_aligned(alloc, values * sizeof(float), 64);
-    if (!rows->made || !rows->cosines || !rows->sines) {
+    if (!rows->made || !rows->fresh || !rows->cosines || !rows->sines) {
         synth_rows_drop(rows);
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows");
     }
@@ -58,6 +61,7 @@ void synth_rows_drop(struct synth_rows *rows) {
     for (uint32_t id = 0; rows->made && id < rows->synth.vocab; id++)
         kv_alloc_release(rows->alloc, rows->made[id].rows);
     kv_alloc_release(rows->alloc, rows->made);
+    kv_alloc_release(rows->alloc, rows->fresh);
     kv_alloc_release(rows->alloc, rows->cosines);
     kv_alloc_release(rows->alloc, rows->sines);
     kv_alloc_release(rows->alloc, rows);
@@ -104,11 +108,10 @@ static void make_first_v(const struct synth *synth, const struct synth_token *to
         v[2 * share] = synth_f32_bf16(1);
 }
 
-static enum kv_err make_token(struct synth_rows *rows, uint32_t id, struct kv_diag *diag) {
+/* Memory of a token's rows; what is in them the parts make. */
+static enum kv_err take_token(struct synth_rows *rows, uint32_t id, struct kv_diag *diag) {
     const struct synth *synth = &rows->synth;
     struct synth_token token = {0};
-    float u[SYNTH_CODE], y[SYNTH_DIM];
-    uint16_t *at;
 
     if (id < synth->vocab)
         token = synth_token_of(synth, id);
@@ -116,23 +119,33 @@ static enum kv_err make_token(struct synth_rows *rows, uint32_t id, struct kv_di
         return kv_diag_set(diag, KV_ERR_INVALID, "token %u has no closed form", id);
     if (rows->made[id].rows)
         return KV_OK;
-    at = kv_alloc_aligned(rows->alloc,
-                          (size_t)synth->layers * synth->kv_heads * 2 * SYNTH_DIM * sizeof *at, 64);
-    if (!at)
+    rows->made[id].rows = kv_alloc_aligned(
+        rows->alloc, (size_t)synth->layers * synth->kv_heads * 2 * SYNTH_DIM * sizeof(uint16_t),
+        64);
+    if (!rows->made[id].rows)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for rows");
-    rows->made[id].rows = at;
+    rows->fresh[rows->fresh_count++] = id;
+    return KV_OK;
+}
+
+/* Heads [first, end) of a token's rows. */
+static void make_token(const struct synth_rows *rows, uint32_t id, uint32_t first, uint32_t end) {
+    const struct synth *synth = &rows->synth;
+    const struct synth_token token = synth_token_of(synth, id);
+    float u[SYNTH_CODE], y[SYNTH_DIM];
+
     synth_spread(synth_key_word(synth, token.key), u);
     synth_value(synth, &token, y);
-    for (uint32_t layer = 0; layer < synth->layers; layer++)
-        for (uint32_t head = 0; head < synth->kv_heads; head++, at += 2 * SYNTH_DIM) {
-            struct synth_turn turn = synth_turn_of(synth, layer, head);
-            make_k(&token, &turn, u, at);
-            if (layer == 0)
-                make_first_v(synth, &token, head, u, at + SYNTH_DIM);
-            else
-                make_v(&turn, y, at + SYNTH_DIM);
-        }
-    return KV_OK;
+    for (uint32_t item = first; item < end; item++) {
+        uint32_t layer = item / synth->kv_heads, head = item % synth->kv_heads;
+        struct synth_turn turn = synth_turn_of(synth, layer, head);
+        uint16_t *at = rows->made[id].rows + (size_t)item * 2 * SYNTH_DIM;
+        make_k(&token, &turn, u, at);
+        if (layer == 0)
+            make_first_v(synth, &token, head, u, at + SYNTH_DIM);
+        else
+            make_v(&turn, y, at + SYNTH_DIM);
+    }
 }
 
 static void first_k(const struct synth_rows *rows, uint64_t position, uint16_t *k) {
@@ -169,10 +182,16 @@ enum kv_err synth_rows_ready(struct synth_rows *rows, const struct synth_stretch
     if (stretch->position + stretch->count > rows->synth.context_tokens)
         return kv_diag_set(diag, KV_ERR_INVALID, "position %llu is beyond the context",
                            (unsigned long long)(stretch->position + stretch->count - 1));
+    rows->fresh_count = 0;
     for (uint32_t row = 0; row < stretch->count && err == KV_OK; row++) {
-        err = make_token(rows, stretch->ids[row], diag);
+        err = take_token(rows, stretch->ids[row], diag);
         if (err == KV_OK)
-            err = make_token(rows, before_of(stretch, row), diag);
+            err = take_token(rows, before_of(stretch, row), diag);
+    }
+    while (err != KV_OK && rows->fresh_count > 0) {
+        struct made *made = &rows->made[rows->fresh[--rows->fresh_count]];
+        kv_alloc_release(rows->alloc, made->rows);
+        made->rows = NULL;
     }
     return err;
 }
@@ -182,6 +201,8 @@ void synth_rows_part(const struct synth_rows *rows, const struct synth_stretch *
     uint32_t heads = rows->synth.kv_heads;
     size_t plane = (size_t)stretch->chunk_rows * SYNTH_DIM, bytes = SYNTH_DIM * sizeof *chunk;
 
+    for (uint32_t i = 0; i < rows->fresh_count; i++)
+        make_token(rows, rows->fresh[i], first, end);
     for (uint32_t item = first; item < end; item++) {
         uint16_t *k = chunk + ((size_t)item / heads * 2 * heads + item % heads) * plane;
         uint16_t *v = k + heads * plane;
