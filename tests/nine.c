@@ -5,44 +5,21 @@
  *   curves    each recipe with 1, 2, 4, 5 … users: steps, slots, needles
  *   life      the last recipe's users go to sleep and wake by lot while the others decode
  * Not responsible for: users (support_nine.h), slots (support_nine_pool.h), sleep and wake
- * (support_nine_life.h).
+ * (support_nine_life.h), the files themselves (support_nine_file.h).
  *
  * Exit status: 0, 1 something is wrong, 2 usage. A speed goal that is missed is said as MISSED and
  * is no error.
  */
-#include "tests/support_nine_curve.h"
-#include "tests/support_nine_life.h"
+#include "tests/support_nine_file.h"
 
-#include <cjson/cJSON.h>
+#include <assert.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
-
-struct wish {
-    struct nine_settings settings;
-    uint32_t users, sessions, steps, fit_tokens;
-    double seconds;
-    const char *recipes, *out, *commit, *device, *memory, *pool;
-    int quick, gpu;
-};
-
-struct results {
-    const struct wish *wish;
-    struct nine_fit fits[NINE_RECIPES];
-    struct nine_curve curves[NINE_RECIPES];
-    uint32_t curve_count;
-    struct nine_life life;
-    int lived;
-    struct engine_slots slots;
-    uint64_t disk_free, disk_need;
-    int wrong, missed;
-    double begun;
-};
 
 static const char help[] =
     "usage: nine [options]\n"
@@ -61,29 +38,32 @@ static const char help[] =
 
 /* --- the table */
 
-static void wrong(struct results *results, const char *what, const char *why) {
+static void wrong(struct nine_results *results, const char *what, const char *why) {
     results->wrong++;
     printf("WRONG %s: %s\n", what, why);
 }
 
-static void tell_act(struct results *results, const char *what) {
+static void tell_act(struct nine_results *results, const char *what) {
     printf("\n%s (%.0f s)\n", what, nine_seconds() - results->begun);
     fflush(stdout);
 }
 
-enum sense { AT_LEAST, AT_MOST };
-static void row(struct results *results, const char *what, double goal, enum sense sense,
+static void row(struct nine_results *results, const char *what, double goal, enum nine_sense sense,
                 double value) {
-    int hit = sense == AT_LEAST ? value >= goal : value <= goal;
+    int hit = sense == NINE_AT_LEAST ? value >= goal : value <= goal;
 
+    assert(results->goal_count < NINE_GOALS_MAX);
+    struct nine_goal *kept = &results->goals[results->goal_count++];
+    *kept = (struct nine_goal){.goal = goal, .value = value, .sense = sense, .hit = hit};
+    snprintf(kept->what, sizeof kept->what, "%s", what);
     results->missed += !hit;
-    printf("  %-58s %s %8.2f %10.2f  %s\n", what, sense == AT_LEAST ? ">=" : "<=", goal, value,
+    printf("  %-58s %s %8.2f %10.2f  %s\n", what, sense == NINE_AT_LEAST ? ">=" : "<=", goal, value,
            hit ? "" : "MISSED");
 }
 
 /* --- act 1 */
 
-static int act_fit(struct results *results, struct kv_diag *diag) {
+static int act_fit(struct nine_results *results, struct kv_diag *diag) {
     static const struct layout_geometry large = {32, 8, 128};
     const struct nine_room room = {(uint64_t)(54.8 * 1024) << 20, layout_slot_bytes(&large),
                                    layout_meta_frame_bytes(&large), 0};
@@ -147,7 +127,8 @@ static void tell_pool(const struct nine_curve *curve) {
     printf("\n");
 }
 
-static void tell_score(struct results *results, const char *what, const struct nine_score *score) {
+static void tell_score(struct nine_results *results, const char *what,
+                       const struct nine_score *score) {
     static const char *const depths[NINE_DEPTHS] = {"sinks",       "1st quarter", "2nd quarter",
                                                     "3rd quarter", "4th quarter", "window"};
 
@@ -167,7 +148,7 @@ static void tell_score(struct results *results, const char *what, const struct n
         wrong(results, what, score->first_wrong);
 }
 
-static void tell_curve(struct results *results, const struct nine_curve *curve) {
+static void tell_curve(struct nine_results *results, const struct nine_curve *curve) {
     printf("%s%s: %llu tokens filled in %.2f s\n", curve->recipe->name,
            curve->largest < curve->wanted ? ", the pool is full" : "",
            (unsigned long long)curve->filled_tokens, curve->filled_s);
@@ -201,8 +182,8 @@ static const struct nine_recipe *next_recipe(const char **list, struct kv_diag *
     return recipe;
 }
 
-static int act_curves(struct results *results, struct nine *nine, struct kv_diag *diag) {
-    const struct wish *wish = results->wish;
+static int act_curves(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
+    const struct nine_wish *wish = results->wish;
 
     tell_act(results, "Recipes, each a curve of its own");
     for (const char *list = wish->recipes; *list;) {
@@ -224,7 +205,7 @@ static int act_curves(struct results *results, struct nine *nine, struct kv_diag
 
 /* --- act 3 */
 
-static int check_disk(struct results *results, const struct nine *nine, struct kv_diag *diag) {
+static int check_disk(struct nine_results *results, const struct nine *nine, struct kv_diag *diag) {
     struct statvfs disk;
     char parent[512];
 
@@ -247,7 +228,7 @@ static int check_disk(struct results *results, const struct nine *nine, struct k
 }
 
 /* The users of the last curve are awake; each further one comes in the place of one that goes. */
-static int make_sessions(struct results *results, struct nine *nine, struct kv_diag *diag) {
+static int make_sessions(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     uint32_t awake = results->curves[results->curve_count - 1].largest;
     struct receipt receipt;
 
@@ -270,7 +251,7 @@ static double rate(uint64_t bytes, uint64_t ns) {
     return ns ? (double)bytes / (double)ns : 0;
 }
 
-static int act_life(struct results *results, struct nine *nine, struct kv_diag *diag) {
+static int act_life(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     struct nine_life *life = &results->life;
     struct nine_move sum = {0};
 
@@ -321,7 +302,7 @@ static double of_plain(const struct nine_life *life) {
     return life->alone_count ? ratios[life->alone_count / 2] : 0;
 }
 
-static void tell_best_use(struct results *results, const struct nine *nine) {
+static void tell_best_use(struct nine_results *results, const struct nine *nine) {
     char what[96];
 
     for (uint32_t i = 0; i < NINE_RECIPES; i++) {
@@ -332,11 +313,11 @@ static void tell_best_use(struct results *results, const struct nine *nine) {
         if (!recipe->best_goal || nine->synth.layers != 32)
             continue;
         snprintf(what, sizeof what, "users of 131,072 tokens in our own pool, %s", recipe->name);
-        row(results, what, recipe->best_goal, AT_LEAST, nine_pool_fit(&room, &policy, 131072));
+        row(results, what, recipe->best_goal, NINE_AT_LEAST, nine_pool_fit(&room, &policy, 131072));
     }
 }
 
-static void tell_goals(struct results *results, const struct nine *nine) {
+static void tell_goals(struct nine_results *results, const struct nine *nine) {
     struct nine_life *life = &results->life;
     uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
 
@@ -349,202 +330,28 @@ static void tell_goals(struct results *results, const struct nine *nine) {
         thief += curve->score.thief;
         invented += curve->score.invented;
     }
-    row(results, "recipes whose slots predicted and counted differ", 0, AT_MOST, unequal);
-    row(results, "needles right", asked, AT_LEAST, right);
-    row(results, "needles answered with another user's value", 0, AT_MOST, thief);
-    row(results, "values invented for absent keys", 0, AT_MOST, invented);
+    row(results, "recipes whose slots predicted and counted differ", 0, NINE_AT_MOST, unequal);
+    row(results, "needles right", asked, NINE_AT_LEAST, right);
+    row(results, "needles answered with another user's value", 0, NINE_AT_MOST, thief);
+    row(results, "values invented for absent keys", 0, NINE_AT_MOST, invented);
     tell_best_use(results, nine);
     if (!results->lived)
         return;
     double quiet = nine_gaps_ms(&life->quiet, 0.5), quiet_p99 = nine_gaps_ms(&life->quiet, 0.99);
-    row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes, AT_LEAST,
-        life->proven);
-    row(results, "needles right of all sessions at the end", life->score.asked, AT_LEAST,
+    row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes,
+        NINE_AT_LEAST, life->proven);
+    row(results, "needles right of all sessions at the end", life->score.asked, NINE_AT_LEAST,
         life->score.right);
-    row(results, "wake over a plain reader of the same bytes (median of 3)", 0.90, AT_LEAST,
+    row(results, "wake over a plain reader of the same bytes (median of 3)", 0.90, NINE_AT_LEAST,
         of_plain(life));
     printf("  decoding of the others: quiet p50 %.3f ms, p99 %.3f (%u steps); meanwhile p50 %.3f, "
            "p99 %.3f, most %.3f (%u steps)\n",
            quiet, quiet_p99, life->quiet.count, nine_gaps_ms(&life->moving, 0.5),
            nine_gaps_ms(&life->moving, 0.99), nine_gaps_ms(&life->moving, 1), life->moving.count);
-    row(results, "decode p50 of the others over quiet", 1.02, AT_MOST,
+    row(results, "decode p50 of the others over quiet", 1.02, NINE_AT_MOST,
         nine_gaps_ms(&life->moving, 0.5) / quiet);
-    row(results, "decode p99 of the others over quiet", 1.10, AT_MOST,
+    row(results, "decode p99 of the others over quiet", 1.10, NINE_AT_MOST,
         nine_gaps_ms(&life->moving, 0.99) / quiet_p99);
-}
-
-/* --- files */
-
-static cJSON *begin_file(const struct results *results, const struct nine *nine) {
-    const struct wish *wish = results->wish;
-    cJSON *root = cJSON_CreateObject();
-    char date[32];
-    time_t now = time(NULL);
-    struct tm utc;
-
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    cJSON_AddStringToObject(root, "commit", wish->commit);
-    cJSON_AddStringToObject(root, "date", date);
-    cJSON_AddStringToObject(root, "device", nine->model.device_name);
-    cJSON_AddStringToObject(root, "model", wish->settings.model);
-    cJSON_AddNumberToObject(root, "tokens", (double)wish->settings.tokens);
-    cJSON_AddNumberToObject(root, "seed", (double)wish->settings.seed);
-    cJSON_AddNumberToObject(root, "weight_bytes", (double)nine->model.weight_bytes);
-    cJSON_AddNumberToObject(root, "pool_bytes", (double)results->slots.pool_bytes);
-    cJSON_AddNumberToObject(root, "pool_slots", results->slots.total);
-    if (wish->settings.device_memory_bytes != UINT64_MAX)
-        cJSON_AddNumberToObject(root, "device_memory_bytes",
-                                (double)wish->settings.device_memory_bytes);
-    return root;
-}
-
-static int end_file(const struct results *results, const char *name, cJSON *root) {
-    char path[600];
-    char *text = cJSON_Print(root);
-
-    snprintf(path, sizeof path, "%.400s/nine_%.100s.json", results->wish->out, name);
-    FILE *file = text ? fopen(path, "we") : NULL;
-    int good = file && fprintf(file, "%s\n", text) > 0;
-    if (file && fclose(file) != 0)
-        good = 0;
-    cJSON_free(text);
-    cJSON_Delete(root);
-    if (!good)
-        fprintf(stderr, "nine: %s cannot be written\n", path);
-    return good;
-}
-
-static void add_score(cJSON *to, const struct nine_score *score) {
-    cJSON *own = cJSON_AddObjectToObject(to, "needles");
-    cJSON *tiers = cJSON_CreateObject(), *depths = cJSON_CreateArray();
-
-    cJSON_AddNumberToObject(own, "users", score->users);
-    cJSON_AddNumberToObject(own, "asked", score->asked);
-    cJSON_AddNumberToObject(own, "right", score->right);
-    cJSON_AddNumberToObject(own, "thief", score->thief);
-    cJSON_AddNumberToObject(own, "invented", score->invented);
-    cJSON_AddNumberToObject(own, "graded", score->graded);
-    cJSON_AddNumberToObject(own, "tiers_named", score->named);
-    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
-        if (!score->tiers[i].asked)
-            continue;
-        cJSON *tier = cJSON_AddObjectToObject(tiers, layout_tier_name((enum layout_tier)i));
-        cJSON_AddNumberToObject(tier, "asked", score->tiers[i].asked);
-        cJSON_AddNumberToObject(tier, "right", score->tiers[i].right);
-        cJSON_AddNumberToObject(tier, "margin_least", (double)score->tiers[i].margin);
-    }
-    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
-        cJSON *depth = cJSON_CreateObject();
-        cJSON_AddNumberToObject(depth, "asked", score->depths[i].asked);
-        cJSON_AddNumberToObject(depth, "right", score->depths[i].right);
-        cJSON_AddItemToArray(depths, depth);
-    }
-    cJSON_AddItemToObject(own, "by_tier", tiers);
-    cJSON_AddItemToObject(own, "by_depth", depths);
-}
-
-static void add_pool(cJSON *to, const struct nine_curve *curve) {
-    cJSON *tiers = cJSON_AddObjectToObject(to, "blocks_by_tier");
-    cJSON *streams = cJSON_AddObjectToObject(to, "slots_by_stream");
-
-    cJSON_AddNumberToObject(to, "slots_predicted", (double)curve->predicted.slots);
-    cJSON_AddNumberToObject(to, "slots_counted", (double)curve->counted.slots);
-    cJSON_AddNumberToObject(to, "slots_used", (double)curve->used);
-    cJSON_AddBoolToObject(to, "equal", curve->equal);
-    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++)
-        if (curve->counted.blocks[i])
-            cJSON_AddNumberToObject(tiers, layout_tier_name((enum layout_tier)i),
-                                    (double)curve->counted.blocks[i]);
-    for (uint32_t i = 0; i < LAYOUT_STREAM_COUNT; i++)
-        if (curve->counted.streams[i])
-            cJSON_AddNumberToObject(streams, layout_stream_name((enum layout_stream)i),
-                                    (double)curve->counted.streams[i]);
-}
-
-static void add_curve(cJSON *to, const struct nine_curve *curve) {
-    cJSON *points = cJSON_CreateArray();
-
-    cJSON_AddStringToObject(to, "recipe", curve->recipe->name);
-    cJSON_AddNumberToObject(to, "users_wanted", curve->wanted);
-    cJSON_AddNumberToObject(to, "users_largest", curve->largest);
-    for (uint32_t i = 0; i < curve->point_count; i++) {
-        const struct nine_point *point = &curve->points[i];
-        cJSON *own = cJSON_CreateObject();
-        cJSON_AddStringToObject(own, "recipe", curve->recipe->name);
-        cJSON_AddNumberToObject(own, "users", point->users);
-        cJSON_AddNumberToObject(own, "steps", point->steps);
-        cJSON_AddNumberToObject(own, "p50_ms", point->p50_ms);
-        cJSON_AddNumberToObject(own, "p99_ms", point->p99_ms);
-        cJSON_AddNumberToObject(own, "tokens_s", point->tokens_s);
-        cJSON_AddNumberToObject(own, "tokens_s_user", point->tokens_s / point->users);
-        cJSON_AddNumberToObject(own, "slots", (double)point->slots);
-        cJSON_AddNumberToObject(own, "step_bytes", (double)point->step_bytes);
-        cJSON_AddItemToArray(points, own);
-    }
-    cJSON_AddItemToObject(to, "points", points);
-    add_pool(to, curve);
-    add_score(to, &curve->score);
-}
-
-static void add_life(cJSON *to, struct results *results) {
-    struct nine_life *life = &results->life;
-    cJSON *own = cJSON_AddObjectToObject(to, "life");
-    cJSON *pairs = cJSON_CreateArray();
-
-    cJSON_AddStringToObject(own, "recipe", results->curves[results->curve_count - 1].recipe->name);
-    cJSON_AddNumberToObject(own, "sessions", results->wish->sessions);
-    cJSON_AddNumberToObject(own, "seconds", results->wish->seconds);
-    cJSON_AddNumberToObject(own, "disk_free_bytes", (double)results->disk_free);
-    cJSON_AddNumberToObject(own, "disk_need_bytes", (double)results->disk_need);
-    cJSON_AddNumberToObject(own, "wakes", life->wakes);
-    cJSON_AddNumberToObject(own, "proven", life->proven);
-    cJSON_AddNumberToObject(own, "exchanges_beside_decoding", life->move_count);
-    cJSON_AddNumberToObject(own, "quiet_p50_ms", nine_gaps_ms(&life->quiet, 0.5));
-    cJSON_AddNumberToObject(own, "quiet_p99_ms", nine_gaps_ms(&life->quiet, 0.99));
-    cJSON_AddNumberToObject(own, "quiet_steps", life->quiet.count);
-    cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->moving, 0.5));
-    cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->moving, 0.99));
-    cJSON_AddNumberToObject(own, "moving_steps", life->moving.count);
-    cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->bound_by));
-    for (uint32_t i = 0; i < life->alone_count; i++) {
-        cJSON *pair = cJSON_CreateObject();
-        cJSON_AddNumberToObject(pair, "wake_ms", (double)life->alone[i].wake_ns * 1e-6);
-        cJSON_AddNumberToObject(pair, "bytes", (double)life->alone[i].wake_bytes);
-        cJSON_AddNumberToObject(pair, "plain_ms", (double)life->plain[i].ns * 1e-6);
-        cJSON_AddNumberToObject(pair, "plain_bytes", (double)life->plain[i].bytes);
-        cJSON_AddBoolToObject(pair, "plain_direct", life->plain[i].direct);
-        cJSON_AddItemToArray(pairs, pair);
-    }
-    cJSON_AddItemToObject(own, "alone", pairs);
-    add_score(own, &life->score);
-}
-
-static int write_files(struct results *results, const struct nine *nine) {
-    cJSON *root;
-    int good = 1;
-
-    for (uint32_t i = 0; i < results->curve_count && good; i++) {
-        root = begin_file(results, nine);
-        add_curve(root, &results->curves[i]);
-        good = end_file(results, results->curves[i].recipe->name, root);
-    }
-    if (!good)
-        return 0;
-    root = begin_file(results, nine);
-    cJSON *fits = cJSON_AddObjectToObject(root, "fit");
-    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
-        if (!results->fits[i].predicted)
-            continue;
-        cJSON *fit = cJSON_AddObjectToObject(fits, nine_recipe_at(i)->name);
-        cJSON_AddNumberToObject(fit, "predicted", results->fits[i].predicted);
-        cJSON_AddNumberToObject(fit, "counted", results->fits[i].counted);
-    }
-    if (results->lived)
-        add_life(root, results);
-    cJSON_AddNumberToObject(root, "seconds", nine_seconds() - results->begun);
-    cJSON_AddNumberToObject(root, "wrong", results->wrong);
-    cJSON_AddNumberToObject(root, "missed", results->missed);
-    return end_file(results, "overview", root);
 }
 
 /* --- main */
@@ -563,7 +370,7 @@ static uint64_t size_of(const char *text) {
     return value >= 1 && value < 1e18 ? (uint64_t)value : 0;
 }
 
-static int number_option(struct wish *wish, const char *name, const char *text) {
+static int number_option(struct nine_wish *wish, const char *name, const char *text) {
     struct nine_settings *settings = &wish->settings;
     char *end;
     unsigned long long value = strtoull(text, &end, 10);
@@ -590,7 +397,7 @@ static int number_option(struct wish *wish, const char *name, const char *text) 
     return 0;
 }
 
-static int text_option(struct wish *wish, const char *name, const char *text) {
+static int text_option(struct nine_wish *wish, const char *name, const char *text) {
     const struct {
         const char *name;
         const char **at;
@@ -610,7 +417,7 @@ static int text_option(struct wish *wish, const char *name, const char *text) {
 }
 
 /* Room for everybody at 16 bits, where nobody says how much. */
-static uint64_t usual_pool(const struct wish *wish) {
+static uint64_t usual_pool(const struct nine_wish *wish) {
     const struct layout_geometry small = {4, 2, 128};
     const struct image_policy plain = {.recipe = IMAGE_RECIPE_BF16};
     struct nine_pool pool = {0};
@@ -620,7 +427,7 @@ static uint64_t usual_pool(const struct wish *wish) {
            (layout_slot_bytes(&small) + layout_meta_frame_bytes(&small));
 }
 
-static int settle_wish(struct wish *wish) {
+static int settle_wish(struct nine_wish *wish) {
     struct nine_settings *settings = &wish->settings;
 
     wish->gpu = strcmp(wish->device, "cuda") == 0;
@@ -639,20 +446,20 @@ static int settle_wish(struct wish *wish) {
     return 1;
 }
 
-static int parse(int argc, char **argv, struct wish *wish) {
-    *wish = (struct wish){.settings = {.model = "synth:small",
-                                       .tokens = 4096,
-                                       .seed = 1,
-                                       .threads = 1,
-                                       .reserve_slots = 64},
-                          .users = 4,
-                          .sessions = 6,
-                          .steps = 50,
-                          .fit_tokens = 4096,
-                          .seconds = 300,
-                          .recipes = "bf16,fp8,v1,v2,v2-quarters,v3,v3-k8v8,v3-quarters",
-                          .commit = "unknown",
-                          .device = "cpu"};
+static int parse(int argc, char **argv, struct nine_wish *wish) {
+    *wish = (struct nine_wish){.settings = {.model = "synth:small",
+                                            .tokens = 4096,
+                                            .seed = 1,
+                                            .threads = 1,
+                                            .reserve_slots = 64},
+                               .users = 4,
+                               .sessions = 6,
+                               .steps = 50,
+                               .fit_tokens = 4096,
+                               .seconds = 300,
+                               .recipes = "bf16,fp8,v1,v2,v2-quarters,v3,v3-k8v8,v3-quarters",
+                               .commit = "unknown",
+                               .device = "cpu"};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             wish->quick = 1;
@@ -680,7 +487,7 @@ static int parse(int argc, char **argv, struct wish *wish) {
     return settle_wish(wish) ? -1 : 2;
 }
 
-static void tell_memory(struct results *results, const struct nine *nine) {
+static void tell_memory(struct nine_results *results, const struct nine *nine) {
     const struct nine_settings *settings = &nine->settings;
 
     engine_slots(nine->engine, &results->slots);
@@ -698,8 +505,8 @@ static void tell_memory(struct results *results, const struct nine *nine) {
     printf("\n");
 }
 
-static int run(struct results *results, struct nine *nine, struct kv_diag *diag) {
-    const struct wish *wish = results->wish;
+static int run(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
+    const struct nine_wish *wish = results->wish;
 
     if (nine_open(&wish->settings, wish->sessions, nine, diag) != KV_OK)
         return 0;
@@ -716,7 +523,7 @@ static int run(struct results *results, struct nine *nine, struct kv_diag *diag)
     if (results->wrong == 0 && lives && !act_life(results, nine, diag))
         return 0;
     tell_goals(results, nine);
-    return !wish->out || write_files(results, nine);
+    return !wish->out || nine_write_files(results, nine);
 }
 
 static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *walk) {
@@ -725,9 +532,9 @@ static int remove_entry(const char *path, const struct stat *status, int kind, s
 }
 
 int main(int argc, char **argv) {
-    static struct results results;
+    static struct nine_results results;
     static struct nine nine;
-    static struct wish wish;
+    static struct nine_wish wish;
     struct kv_diag diag = {""};
     char dir[400], store[420];
     int status = parse(argc, argv, &wish);

@@ -1,0 +1,200 @@
+/* tests/support_nine_file.c - what the demonstration was asked for and has found, and its files.
+ *
+ * Responsible for: what support_nine_file.h says.
+ * Not responsible for: measuring.
+ */
+#include "tests/support_nine_file.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+
+static cJSON *begin_file(const struct nine_results *results, const struct nine *nine) {
+    const struct nine_wish *wish = results->wish;
+    cJSON *root = cJSON_CreateObject();
+    char date[32];
+    time_t now = time(NULL);
+    struct tm utc;
+
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    cJSON_AddStringToObject(root, "commit", wish->commit);
+    cJSON_AddStringToObject(root, "date", date);
+    cJSON_AddStringToObject(root, "device", nine->model.device_name);
+    cJSON_AddStringToObject(root, "model", wish->settings.model);
+    cJSON_AddNumberToObject(root, "tokens", (double)wish->settings.tokens);
+    cJSON_AddNumberToObject(root, "seed", (double)wish->settings.seed);
+    cJSON_AddNumberToObject(root, "weight_bytes", (double)nine->model.weight_bytes);
+    cJSON_AddNumberToObject(root, "pool_bytes", (double)results->slots.pool_bytes);
+    cJSON_AddNumberToObject(root, "pool_slots", results->slots.total);
+    if (wish->settings.device_memory_bytes != UINT64_MAX)
+        cJSON_AddNumberToObject(root, "device_memory_bytes",
+                                (double)wish->settings.device_memory_bytes);
+    return root;
+}
+
+static int end_file(const struct nine_results *results, const char *name, cJSON *root) {
+    char path[600];
+    char *text = cJSON_Print(root);
+
+    snprintf(path, sizeof path, "%.400s/nine_%.100s.json", results->wish->out, name);
+    FILE *file = text ? fopen(path, "we") : NULL;
+    int good = file && fprintf(file, "%s\n", text) > 0;
+    if (file && fclose(file) != 0)
+        good = 0;
+    cJSON_free(text);
+    cJSON_Delete(root);
+    if (!good)
+        fprintf(stderr, "nine: %s cannot be written\n", path);
+    return good;
+}
+
+static void add_score(cJSON *to, const struct nine_score *score) {
+    cJSON *own = cJSON_AddObjectToObject(to, "needles");
+    cJSON *tiers = cJSON_CreateObject(), *depths = cJSON_CreateArray();
+
+    cJSON_AddNumberToObject(own, "users", score->users);
+    cJSON_AddNumberToObject(own, "asked", score->asked);
+    cJSON_AddNumberToObject(own, "right", score->right);
+    cJSON_AddNumberToObject(own, "thief", score->thief);
+    cJSON_AddNumberToObject(own, "invented", score->invented);
+    cJSON_AddNumberToObject(own, "graded", score->graded);
+    cJSON_AddNumberToObject(own, "tiers_named", score->named);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
+        if (!score->tiers[i].asked)
+            continue;
+        cJSON *tier = cJSON_AddObjectToObject(tiers, layout_tier_name((enum layout_tier)i));
+        cJSON_AddNumberToObject(tier, "asked", score->tiers[i].asked);
+        cJSON_AddNumberToObject(tier, "right", score->tiers[i].right);
+        cJSON_AddNumberToObject(tier, "margin_least", (double)score->tiers[i].margin);
+    }
+    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
+        cJSON *depth = cJSON_CreateObject();
+        cJSON_AddNumberToObject(depth, "asked", score->depths[i].asked);
+        cJSON_AddNumberToObject(depth, "right", score->depths[i].right);
+        cJSON_AddItemToArray(depths, depth);
+    }
+    cJSON_AddItemToObject(own, "by_tier", tiers);
+    cJSON_AddItemToObject(own, "by_depth", depths);
+}
+
+static void add_pool(cJSON *to, const struct nine_curve *curve) {
+    cJSON *tiers = cJSON_AddObjectToObject(to, "blocks_by_tier");
+    cJSON *streams = cJSON_AddObjectToObject(to, "slots_by_stream");
+
+    cJSON_AddNumberToObject(to, "slots_predicted", (double)curve->predicted.slots);
+    cJSON_AddNumberToObject(to, "slots_counted", (double)curve->counted.slots);
+    cJSON_AddNumberToObject(to, "slots_used", (double)curve->used);
+    cJSON_AddBoolToObject(to, "equal", curve->equal);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (curve->counted.blocks[i])
+            cJSON_AddNumberToObject(tiers, layout_tier_name((enum layout_tier)i),
+                                    (double)curve->counted.blocks[i]);
+    for (uint32_t i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        if (curve->counted.streams[i])
+            cJSON_AddNumberToObject(streams, layout_stream_name((enum layout_stream)i),
+                                    (double)curve->counted.streams[i]);
+}
+
+static void add_curve(cJSON *to, const struct nine_curve *curve) {
+    cJSON *points = cJSON_CreateArray();
+
+    cJSON_AddStringToObject(to, "recipe", curve->recipe->name);
+    cJSON_AddNumberToObject(to, "users_wanted", curve->wanted);
+    cJSON_AddNumberToObject(to, "users_largest", curve->largest);
+    for (uint32_t i = 0; i < curve->point_count; i++) {
+        const struct nine_point *point = &curve->points[i];
+        cJSON *own = cJSON_CreateObject();
+        cJSON_AddStringToObject(own, "recipe", curve->recipe->name);
+        cJSON_AddNumberToObject(own, "users", point->users);
+        cJSON_AddNumberToObject(own, "steps", point->steps);
+        cJSON_AddNumberToObject(own, "p50_ms", point->p50_ms);
+        cJSON_AddNumberToObject(own, "p99_ms", point->p99_ms);
+        cJSON_AddNumberToObject(own, "tokens_s", point->tokens_s);
+        cJSON_AddNumberToObject(own, "tokens_s_user", point->tokens_s / point->users);
+        cJSON_AddNumberToObject(own, "slots", (double)point->slots);
+        cJSON_AddNumberToObject(own, "step_bytes", (double)point->step_bytes);
+        cJSON_AddItemToArray(points, own);
+    }
+    cJSON_AddItemToObject(to, "points", points);
+    add_pool(to, curve);
+    add_score(to, &curve->score);
+}
+
+static void add_life(cJSON *to, struct nine_results *results) {
+    struct nine_life *life = &results->life;
+    cJSON *own = cJSON_AddObjectToObject(to, "life");
+    cJSON *pairs = cJSON_CreateArray();
+
+    cJSON_AddStringToObject(own, "recipe", results->curves[results->curve_count - 1].recipe->name);
+    cJSON_AddNumberToObject(own, "sessions", results->wish->sessions);
+    cJSON_AddNumberToObject(own, "seconds", results->wish->seconds);
+    cJSON_AddNumberToObject(own, "disk_free_bytes", (double)results->disk_free);
+    cJSON_AddNumberToObject(own, "disk_need_bytes", (double)results->disk_need);
+    cJSON_AddNumberToObject(own, "wakes", life->wakes);
+    cJSON_AddNumberToObject(own, "proven", life->proven);
+    cJSON_AddNumberToObject(own, "exchanges_beside_decoding", life->move_count);
+    cJSON_AddNumberToObject(own, "quiet_p50_ms", nine_gaps_ms(&life->quiet, 0.5));
+    cJSON_AddNumberToObject(own, "quiet_p99_ms", nine_gaps_ms(&life->quiet, 0.99));
+    cJSON_AddNumberToObject(own, "quiet_steps", life->quiet.count);
+    cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->moving, 0.5));
+    cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->moving, 0.99));
+    cJSON_AddNumberToObject(own, "moving_steps", life->moving.count);
+    cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->bound_by));
+    for (uint32_t i = 0; i < life->alone_count; i++) {
+        cJSON *pair = cJSON_CreateObject();
+        cJSON_AddNumberToObject(pair, "wake_ms", (double)life->alone[i].wake_ns * 1e-6);
+        cJSON_AddNumberToObject(pair, "bytes", (double)life->alone[i].wake_bytes);
+        cJSON_AddNumberToObject(pair, "plain_ms", (double)life->plain[i].ns * 1e-6);
+        cJSON_AddNumberToObject(pair, "plain_bytes", (double)life->plain[i].bytes);
+        cJSON_AddBoolToObject(pair, "plain_direct", life->plain[i].direct);
+        cJSON_AddItemToArray(pairs, pair);
+    }
+    cJSON_AddItemToObject(own, "alone", pairs);
+    add_score(own, &life->score);
+}
+
+static void add_goals(cJSON *to, const struct nine_results *results) {
+    cJSON *goals = cJSON_AddArrayToObject(to, "goals");
+
+    for (uint32_t i = 0; i < results->goal_count; i++) {
+        const struct nine_goal *goal = &results->goals[i];
+        cJSON *own = cJSON_CreateObject();
+        cJSON_AddStringToObject(own, "what", goal->what);
+        cJSON_AddStringToObject(own, "sense", goal->sense == NINE_AT_LEAST ? ">=" : "<=");
+        cJSON_AddNumberToObject(own, "goal", goal->goal);
+        cJSON_AddNumberToObject(own, "value", goal->value);
+        cJSON_AddBoolToObject(own, "hit", goal->hit);
+        cJSON_AddItemToArray(goals, own);
+    }
+}
+
+int nine_write_files(struct nine_results *results, const struct nine *nine) {
+    cJSON *root;
+    int good = 1;
+
+    (void)mkdir(results->wish->out, 0755);
+    for (uint32_t i = 0; i < results->curve_count && good; i++) {
+        root = begin_file(results, nine);
+        add_curve(root, &results->curves[i]);
+        good = end_file(results, results->curves[i].recipe->name, root);
+    }
+    if (!good)
+        return 0;
+    root = begin_file(results, nine);
+    cJSON *fits = cJSON_AddObjectToObject(root, "fit");
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        if (!results->fits[i].predicted)
+            continue;
+        cJSON *fit = cJSON_AddObjectToObject(fits, nine_recipe_at(i)->name);
+        cJSON_AddNumberToObject(fit, "predicted", results->fits[i].predicted);
+        cJSON_AddNumberToObject(fit, "counted", results->fits[i].counted);
+    }
+    if (results->lived)
+        add_life(root, results);
+    add_goals(root, results);
+    cJSON_AddNumberToObject(root, "seconds", nine_seconds() - results->begun);
+    cJSON_AddNumberToObject(root, "wrong", results->wrong);
+    cJSON_AddNumberToObject(root, "missed", results->missed);
+    return end_file(results, "overview", root);
+}

@@ -1,0 +1,51 @@
+/* tests/support_nine_file.h - what the demonstration was asked for and has found, and its files.
+ *
+ * Responsible for: wishes, results, one JSON file per recipe and an overview.
+ * Not responsible for: measuring, the table (nine.c), pictures (tools/plot_users.py).
+ *
+ * Threads: one.
+ * Units: as the structs that they are made of; in files the unit is the end of a name.
+ */
+#ifndef TESTS_SUPPORT_NINE_FILE_H
+#define TESTS_SUPPORT_NINE_FILE_H
+
+#include "tests/support_nine_curve.h"
+#include "tests/support_nine_life.h"
+
+enum { NINE_GOALS_MAX = 64 };
+
+struct nine_wish {
+    struct nine_settings settings;
+    uint32_t users, sessions, steps, fit_tokens;
+    double seconds;
+    const char *recipes, *out, *commit, *device, *memory, *pool;
+    int quick, gpu;
+};
+
+enum nine_sense { NINE_AT_LEAST, NINE_AT_MOST };
+struct nine_goal {
+    char what[96];
+    double goal, value;
+    enum nine_sense sense;
+    int hit;
+};
+
+struct nine_results {
+    const struct nine_wish *wish;
+    struct nine_fit fits[NINE_RECIPES];
+    struct nine_curve curves[NINE_RECIPES];
+    uint32_t curve_count;
+    struct nine_life life;
+    int lived;
+    struct engine_slots slots;
+    uint64_t disk_free, disk_need;
+    struct nine_goal goals[NINE_GOALS_MAX];
+    uint32_t goal_count;
+    int wrong, missed;
+    double begun;
+};
+
+/* wish->out/nine_RECIPE.json and nine_overview.json; 0, and said so: they cannot be written. */
+int nine_write_files(struct nine_results *results, const struct nine *nine);
+
+#endif
