@@ -29,6 +29,8 @@ enum receipt_stage {
     RECEIPT_DIGEST,
     RECEIPT_PUBLISH,
     RECEIPT_PROVE,
+    RECEIPT_COPY, /* from the device */
+    RECEIPT_ZIP,  /* of a save; of each thread on the average */
     RECEIPT_WRITE,
     RECEIPT_SYNC,
     RECEIPT_STAGE_COUNT
@@ -85,6 +87,7 @@ struct receipt {
     uint32_t probes_asked, probes_passed;   /* restore: of those kept */
     uint64_t probes_ns;                     /* part of the proof's time */
     uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time */
+    uint64_t blocked_ns; /* of a save: until it is frozen, less the questions; nobody steps */
     uint64_t wall_ns;
     enum receipt_stage bound_by; /* the busiest stage */
     char door[16];               /* "io_uring" or "posix" */

@@ -80,20 +80,28 @@ void transfer_host_put(struct engine *engine, void *memory) {
     device_host_put(engine->device, memory);
 }
 
-enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part *part,
-                               void *bytes_out) {
-    struct device_copy copies[sizeof part->pieces / sizeof part->pieces[0]];
+enum kv_err transfer_parts_read(struct engine *engine, const struct transfer_part *parts,
+                                uint32_t count, void *bytes_out) {
+    struct device_copy copies[TRANSFER_PARTS_MAX * sizeof parts->pieces / sizeof parts->pieces[0]];
+    uint32_t copy_count = 0;
     uint8_t *to = bytes_out;
 
-    for (uint32_t i = 0; i < part->piece_count; i++) {
-        const struct transfer_piece *piece = &part->pieces[i];
-        copies[i] = (struct device_copy){to, piece->bytes, piece->size};
-        if (part->staged)
-            memcpy(to, piece->bytes, piece->size);
-        to += piece->size;
-    }
-    return part->staged ? KV_OK
-                        : device_copy_out(engine->device, DEVICE_OUT, copies, part->piece_count);
+    assert(count <= TRANSFER_PARTS_MAX);
+    for (uint32_t part = 0; part < count; part++)
+        for (uint32_t i = 0; i < parts[part].piece_count; i++) {
+            const struct transfer_piece *piece = &parts[part].pieces[i];
+            if (parts[part].staged)
+                memcpy(to, piece->bytes, piece->size);
+            else
+                copies[copy_count++] = (struct device_copy){to, piece->bytes, piece->size};
+            to += piece->size;
+        }
+    return copy_count ? device_copy_out(engine->device, DEVICE_OUT, copies, copy_count) : KV_OK;
+}
+
+enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part *part,
+                               void *bytes_out) {
+    return transfer_parts_read(engine, part, 1, bytes_out);
 }
 
 enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,

@@ -4,7 +4,7 @@
  * session back in the shadow: reserved slots that nothing can see until they are published.
  * Not responsible for: writing or reading them, or choosing what to save.
  *
- * Threads: the scheduler thread; parts of a held block may be read by one writer thread, parts that
+ * Threads: the scheduler thread; parts of a held block may be read by writer threads, parts that
  * are expected filled and digested by reader threads, one of them at a time on the device.
  * Units: bytes and slots.
  * Errors: as engine.h.
@@ -30,14 +30,17 @@ struct transfer_part {
     uint64_t size; /* of all pieces */
     int staged;    /* 1: memory of the processor, moved to the device when the load is published */
 };
+enum { TRANSFER_PARTS_MAX = 16 };
 int transfer_mapped(const struct engine *engine);
 /* The part's bytes in one piece of `part->size`, from and to memory of the processor; DEVICE. */
 enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part *part,
                                void *bytes_out);
+/* Several, one behind the other in `bytes_out`, which is faster; at most TRANSFER_PARTS_MAX. */
+enum kv_err transfer_parts_read(struct engine *engine, const struct transfer_part *parts,
+                                uint32_t count, void *bytes_out);
 enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
                                 const void *bytes);
 /* Several at once, which is faster; at most TRANSFER_PARTS_MAX. */
-enum { TRANSFER_PARTS_MAX = 16 };
 enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
                                  const void *const *bytes, uint32_t count);
 /* Digests of the parts' bytes where they lie; DEVICE. */

@@ -22,6 +22,7 @@
  */
 #include "snapshot/snap_commit.h"
 
+#include "snapshot/snap_ahead.h"
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_path.h"
 #include "snapshot/snap_retain.h"
@@ -34,23 +35,6 @@
 
 uint64_t snap_commit_extent_bytes(uint64_t raw_bytes) {
     return kv_round_up(raw_bytes, STORE_PAGE_BYTES);
-}
-
-enum store_codec_hint snap_commit_hint(uint8_t kind) {
-    switch (kind) {
-    case LAYOUT_KH:
-    case LAYOUT_VB:
-    case LAYOUT_META:
-    case LAYOUT_FP8:
-    case LAYOUT_K8I4:
-        return STORE_ZSTD;
-    case LAYOUT_BF16:
-    case LAYOUT_PAGE:
-    case LAYOUT_SINKS:
-        return STORE_SHUFFLE_ZSTD;
-    default:
-        return STORE_RAW;
-    }
 }
 
 static enum kv_err put_record(struct store_batch *batch, const struct record_key *key,
@@ -104,66 +88,27 @@ enum kv_err snap_commit_branch(struct snapshot *snapshot, const struct transfer_
 
 /* --- blocks */
 
-/* The block's parts in memory of the processor, where they are not there already: the store takes
- * their bytes during the put. NULL in *copy_out: none was needed. */
-static enum kv_err copy_parts(struct engine *engine, struct snap_item *item, uint8_t **copy_out,
+/* What comes before the first block of a line. */
+static enum kv_err begin_line(const struct snap_gc *gc, struct snap_line *line,
                               struct kv_diag *diag) {
-    uint64_t bytes = 0;
-    *copy_out = NULL;
-    if (transfer_mapped(engine))
+    enum kv_err err = KV_OK;
+    if (line->pending != 0)
         return KV_OK;
-    for (uint32_t i = 0; i < item->part_count; i++)
-        bytes += item->parts[i].size;
-    uint8_t *copy = transfer_host_get(engine, bytes);
-    if (copy == NULL)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to write a block");
-    uint64_t off = 0;
-    for (uint32_t i = 0; i < item->part_count; i++) {
-        if (transfer_part_read(engine, &item->parts[i], copy + off) != KV_OK) {
-            transfer_host_put(engine, copy);
-            return kv_diag_set(diag, KV_ERR_DEVICE, "the device failed while a block was copied");
-        }
-        off += item->parts[i].size;
-    }
-    *copy_out = copy;
-    return KV_OK;
-}
-
-static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
-                             struct snap_item *item, struct kv_diag *diag) {
-    struct iovec pieces[LAYOUT_STREAM_COUNT][32];
-    struct store_part parts[RECORD_BLOCK_EXTENTS_MAX];
-    struct snap_line *line = item->line;
-    uint8_t *copy = NULL;
-    enum kv_err err = copy_parts(engine, item, &copy, diag);
-    if (err == KV_OK && line->trim && line->pending == 0)
+    if (line->trim)
         err = trim(gc, line, diag);
-    if (err == KV_OK && !line->recorded && line->pending == 0) {
+    if (err == KV_OK && !line->recorded) {
         const struct record_lineage record = new_lineage(line);
         err = put_lineage(gc->batch, line->lineage, &record, diag);
     }
-    if (err != KV_OK) {
-        transfer_host_put(engine, copy);
-        return err;
-    }
-    assert(item->part_count <= LAYOUT_STREAM_COUNT);
-    const struct iovec ids = {(void *)transfer_block_ids(item->block), RECORD_IDS_BYTES};
-    parts[0] = (struct store_part){RECORD_KIND_IDS, STORE_RAW, &ids, 1};
-    uint64_t off = 0;
-    uint32_t streams = 0;
-    for (uint32_t i = 0; i < item->part_count; i++) {
-        const struct transfer_part *from = &item->parts[i];
-        streams |= 1u << from->stream;
-        for (uint32_t k = 0; k < from->piece_count; k++)
-            pieces[i][k] = (struct iovec){from->pieces[k].bytes, from->pieces[k].size};
-        if (copy != NULL)
-            pieces[i][0] = (struct iovec){copy + off, from->size};
-        off += from->size;
-        parts[1 + i] = (struct store_part){(uint8_t)from->stream, snap_commit_hint(from->stream),
-                                           pieces[i], copy != NULL ? 1 : from->piece_count};
-    }
+    return err;
+}
+
+static enum kv_err put_parts(const struct snap_gc *gc, struct snap_item *item,
+                             const struct snap_parts *parts, const struct store_packed *packed,
+                             struct kv_diag *diag) {
+    struct snap_line *line = item->line;
     const struct record_block record = {
-        .code_id = record_code_of(streams),
+        .code_id = record_code_of(parts->streams),
         .layout_id = RECORD_LAYOUT_ID,
         .keeps_k = line->keeps_k,
         .first_position = LAYOUT_SINK_TOKENS + (uint64_t)item->index * LAYOUT_BLOCK_TOKENS};
@@ -173,10 +118,32 @@ static enum kv_err put_block(struct engine *engine, const struct snap_gc *gc,
                                   .key_bytes = key.size,
                                   .value = value,
                                   .value_bytes = record_put_block(&record, value),
-                                  .parts = parts,
-                                  .part_count = 1 + item->part_count};
-    err = store_batch_put(gc->batch, &put, diag);
-    transfer_host_put(engine, copy);
+                                  .parts = parts->parts,
+                                  .part_count = parts->count};
+    return store_batch_put_packed(gc->batch, &put, packed, diag);
+}
+
+static enum kv_err put_block(struct snapshot *snapshot, const struct snap_gc *gc,
+                             struct snap_item *item, struct kv_diag *diag) {
+    struct snap_account *account = &item->line->account;
+    struct snap_parts own;
+    struct snap_ready *ready = snap_ahead_take(snapshot->ahead, item);
+    enum kv_err err = begin_line(gc, item->line, diag);
+    if (err != KV_OK)
+        return err;
+    if (ready != NULL) {
+        account->copy_ns += ready->parts.copy_ns;
+        account->zip_ns += ready->zip_ns / snap_ahead_helpers(snapshot->ahead);
+        err = put_parts(gc, item, &ready->parts, ready->packed, diag);
+        snap_ahead_end(snapshot->ahead, item);
+        return err;
+    }
+    err = snap_parts_take(snapshot, item, &own, diag);
+    if (err != KV_OK)
+        return err;
+    account->copy_ns += own.copy_ns;
+    err = put_parts(gc, item, &own, NULL, diag);
+    snap_parts_drop(snapshot, &own);
     return err;
 }
 
@@ -247,7 +214,7 @@ static enum kv_err commit_chosen(struct snapshot *snapshot, struct snap_item **i
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         if (items[i]->err != KV_OK)
             continue;
-        err = put_block(snapshot->engine, &gc, items[i], diag);
+        err = put_block(snapshot, &gc, items[i], diag);
         items[i]->line->pending++;
         payer = items[i]->line;
     }
@@ -260,6 +227,7 @@ static enum kv_err commit_chosen(struct snapshot *snapshot, struct snap_item **i
         return err;
     payer->account.record_bytes += stats.record_bytes;
     payer->account.door_bytes += stats.record_bytes;
+    payer->account.zip_ns += stats.pack_ns;
     payer->account.write_ns += stats.write_ns;
     payer->account.sync_ns += stats.sync_ns + stats.index_ns;
     if (stats.in_flight_max > payer->account.in_flight_most)
@@ -504,7 +472,7 @@ static enum kv_err put_page(struct save *save, const struct transfer_frozen_page
     if (frozen->bytes == NULL)
         return save->replaces ? KV_OK : snap_gc_page_uses(&save->gc, page->page_id, 1, save->diag);
     const struct iovec piece = {frozen->bytes, frozen->size};
-    const struct store_part part = {(uint8_t)stream, snap_commit_hint(stream), &piece, 1};
+    const struct store_part part = {(uint8_t)stream, snap_parts_hint(stream), &piece, 1};
     const struct record_page record = {save->line->lineage, page->first, page->tokens, 1};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_page(page->page_id);
@@ -617,6 +585,8 @@ static void account_save(struct save *save, const struct store_commit_stats *sta
     receipt->blocks = account->blocks;
     receipt->record_bytes = account->record_bytes + stats->record_bytes;
     receipt->door_bytes = account->door_bytes + stats->written_bytes;
+    receipt->stage_ns[RECEIPT_COPY] = account->copy_ns;
+    receipt->stage_ns[RECEIPT_ZIP] = account->zip_ns + stats->pack_ns;
     receipt->stage_ns[RECEIPT_WRITE] = account->write_ns + stats->write_ns;
     receipt->stage_ns[RECEIPT_SYNC] = account->sync_ns + stats->sync_ns + stats->index_ns;
     receipt->in_flight_most = account->in_flight_most > stats->in_flight_max

@@ -25,7 +25,5 @@ enum kv_err snap_commit_branch(struct snapshot *snapshot, const struct transfer_
 /* Worst case of one record with its extents, for store_batch_begin and for plans. */
 enum { SNAP_COMMIT_RECORD_BYTES = RECORD_KEY_BYTES_MAX + RECORD_OUT_BYTES };
 uint64_t snap_commit_extent_bytes(uint64_t raw_bytes);
-/* How an extent of this kind is tried to be made smaller. */
-enum store_codec_hint snap_commit_hint(uint8_t kind);
 
 #endif

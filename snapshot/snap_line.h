@@ -22,7 +22,8 @@
 struct snap_account {
     uint32_t blocks;
     uint64_t raw_bytes[LAYOUT_STREAM_COUNT], stored_bytes[LAYOUT_STREAM_COUNT];
-    uint64_t record_bytes, door_bytes, write_ns, sync_ns;
+    uint64_t record_bytes, door_bytes;
+    uint64_t copy_ns, zip_ns, write_ns, sync_ns; /* zip: of each helper on the average */
     uint32_t in_flight_most;
 };
 

@@ -112,15 +112,18 @@ static enum kv_err ask(struct snapshot *snapshot, struct session *session, struc
 }
 
 static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
-                          struct snapshot_ticket *ticket, struct kv_diag *diag) {
+                          struct snapshot_ticket *ticket, uint64_t *asked_ns_out,
+                          struct kv_diag *diag) {
     struct image_fingerprint print, print_floor;
     struct session_info info;
     uint64_t begun = now(snapshot);
     enum kv_err err = session_fingerprint(session, 0, &print, diag);
     if (err == KV_OK)
         err = session_fingerprint(session, 1, &print_floor, diag);
+    uint64_t asked = now(snapshot);
     if (err == KV_OK && ticket->options.ask)
         err = ask(snapshot, session, &ticket->receipt, diag);
+    *asked_ns_out = now(snapshot) - asked;
     if (err != KV_OK)
         return err;
     uint64_t proven = now(snapshot);
@@ -180,11 +183,11 @@ static void settle_planes(struct snapshot *snapshot, struct session *session) {
  * or puts it to sleep, though others step between two questions. */
 static enum kv_err freeze_still(struct snapshot *snapshot, struct session *session,
                                 struct snap_line *line, struct snapshot_ticket *ticket,
-                                struct kv_diag *diag) {
+                                uint64_t *asked_ns_out, struct kv_diag *diag) {
     line->saving = 1;
     (void)session_move(session, SESSION_SAVING);
     session_ask_begin(session);
-    enum kv_err err = freeze(snapshot, session, ticket, diag);
+    enum kv_err err = freeze(snapshot, session, ticket, asked_ns_out, diag);
     session_ask_end(session);
     return err;
 }
@@ -204,7 +207,7 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     struct snap_line *line = NULL;
     struct snapshot_plan plan;
     struct session_info info;
-    uint64_t begun = now(snapshot);
+    uint64_t begun = now(snapshot), asked_ns = 0;
     enum kv_err err = KV_OK;
     settle(snapshot);
     settle_planes(snapshot, session);
@@ -225,7 +228,8 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     ticket->operation = options->asleep ? RECEIPT_SLEEP : RECEIPT_SAVE;
     ticket->begun_ns = begun;
     ticket->receipt.stage_ns[RECEIPT_PLAN] = now(snapshot) - begun;
-    KV_TRY(freeze_still(snapshot, session, line, ticket, diag));
+    KV_TRY(freeze_still(snapshot, session, line, ticket, &asked_ns, diag));
+    ticket->receipt.blocked_ns = now(snapshot) - begun - asked_ns;
     snap_spill_requeue(snapshot, line, session);
     KV_TRY(snap_spill_save(snapshot, line, ticket, diag));
     *ticket_out = ticket;

@@ -9,6 +9,7 @@
  */
 #include "snapshot/snap_spill.h"
 
+#include "snapshot/snap_ahead.h"
 #include "snapshot/snap_commit.h"
 #include "snapshot/snap_gc.h"
 #include "snapshot/snap_path.h"
@@ -63,6 +64,8 @@ static int enqueue(struct snapshot *snapshot, struct snap_item *item, int wait) 
         item->line->holds++;
         push(&snapshot->queue, item);
         snapshot->queue_count++;
+        if (item->block != NULL)
+            snap_ahead_add(snapshot->ahead, item);
         pthread_cond_signal(&snapshot->work);
         taken = 1;
     }
@@ -234,8 +237,10 @@ static void apply_posted(void *context) {
 
 /* Takes what goes into one batch: a save, or consecutive blocks. The lock is held. */
 static uint32_t take(struct snapshot *snapshot, struct snap_item *items[SNAP_BATCH_BLOCKS_MAX]) {
-    uint32_t count = 0;
-    while (count < SNAP_BATCH_BLOCKS_MAX && snapshot->queue.first != NULL) {
+    uint32_t count = 0, most = SNAP_BATCH_BLOCKS_MAX;
+    if (snapshot->per_second.per_ns > 0 || snapshot->per_day.per_ns > 0)
+        most = SNAP_BATCH_BLOCKS_BUDGET;
+    while (count < most && snapshot->queue.first != NULL) {
         int save = snapshot->queue.first->ticket != NULL;
         if (save && count > 0)
             break;
@@ -345,6 +350,8 @@ static void *spill_main(void *context) {
         uint64_t now_ns = kv_clock_now_ns(snapshot->clock);
         uint64_t bytes = store_written(snapshot->store) - before;
         snapshot_writer_give(snapshot);
+        for (uint32_t i = 0; i < count; i++)
+            snap_ahead_end(snapshot->ahead, items[i]);
         pthread_mutex_lock(&snapshot->lock);
         snap_room_bucket_take(&snapshot->per_second, bytes, now_ns);
         snap_room_bucket_take(&snapshot->per_day, bytes, now_ns);
@@ -374,6 +381,9 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     if (settings->queue_max == 0 || settings->queue_max > QUEUE_MAX)
         return kv_diag_set(diag, KV_ERR_INVALID, "queue_max is %u: use 1 to %d",
                            settings->queue_max, QUEUE_MAX);
+    if (settings->helpers > SNAP_AHEAD_HELPERS_MAX)
+        return kv_diag_set(diag, KV_ERR_INVALID, "%u helpers of the writer: use at most %d",
+                           settings->helpers, SNAP_AHEAD_HELPERS_MAX);
     enum kv_err err = snap_gc_unsaved(settings->store, settings->alloc, diag);
     if (err != KV_OK)
         return err;
@@ -388,6 +398,11 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->probes = settings->probes;
     snapshot->leaving = settings->leaving;
     snapshot->leaving_context = settings->leaving_context;
+    err = snap_ahead_open(snapshot, settings->helpers, &snapshot->ahead, diag);
+    if (err != KV_OK) {
+        kv_alloc_release(settings->alloc, snapshot);
+        return err;
+    }
     snap_lines_init(&snapshot->lines, settings->alloc, settings->store, settings->engine);
     pthread_mutex_init(&snapshot->lock, NULL);
     snap_writer_init(&snapshot->writer);
@@ -399,6 +414,7 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     pthread_cond_init(&snapshot->rest, NULL);
     int error = pthread_create(&snapshot->thread, NULL, spill_main, snapshot);
     if (error != 0) {
+        snap_ahead_close(snapshot->ahead);
         kv_alloc_release(settings->alloc, snapshot);
         return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the background writer");
     }
@@ -454,6 +470,7 @@ void snapshot_close(struct snapshot *snapshot) {
     pthread_cond_signal(&snapshot->work);
     pthread_mutex_unlock(&snapshot->lock);
     pthread_join(snapshot->thread, NULL);
+    snap_ahead_close(snapshot->ahead);
     /* Calls that were posted must not find the handle gone. */
     engine_apply(snapshot->engine);
     snap_spill_apply(snapshot);

@@ -18,7 +18,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { SNAP_BATCH_BLOCKS_MAX = 16 };
+/* A long queue makes large batches, which cost fewer syncs; under a write budget they are small. */
+enum { SNAP_BATCH_BLOCKS_MAX = 64, SNAP_BATCH_BLOCKS_BUDGET = 16 };
 
 struct snapshot_ticket {
     struct snapshot *owner;
@@ -35,8 +36,13 @@ struct snapshot_ticket {
     int applied;     /* the scheduler has taken the result */
 };
 
-/* A block or a save under way. The parts of a block are read by the spill thread while the block
- * is held. */
+/* How far helpers have come with a block (snap_ahead.h). */
+enum snap_ahead_state { SNAP_AHEAD_NOBODY, SNAP_AHEAD_LISTED, SNAP_AHEAD_BEGUN, SNAP_AHEAD_READY };
+struct snap_ahead;
+struct snap_ready;
+
+/* A block or a save under way. The parts of a block are read by the spill thread and its helpers
+ * while the block is held. */
 struct snap_item {
     struct snap_item *next;
     struct snap_line *line;
@@ -47,6 +53,10 @@ struct snap_item {
     struct snapshot_ticket *ticket; /* NULL for a block */
     enum kv_err err;
     struct kv_digest chain; /* over the blocks up to this one, once committed */
+
+    enum snap_ahead_state ahead; /* these four are snap_ahead.c's */
+    struct snap_ready *ready;
+    struct snap_item *ahead_next, *ahead_before;
 };
 
 struct snap_list {
@@ -63,6 +73,7 @@ struct snapshot {
     void (*leaving)(void *context, struct session *session);
     void *leaving_context;
     struct snap_lines lines;
+    struct snap_ahead *ahead; /* NULL: the spill thread does everything */
 
     struct snap_writer writer; /* held by whoever writes to the store; taken before `lock` */
     pthread_t thread;

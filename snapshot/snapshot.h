@@ -31,7 +31,8 @@ struct snapshot_settings {
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;
     uint32_t queue_max; /* blocks and saves waiting, 1 … 65,536; a full queue delays the save */
-    uint32_t probes;    /* to choose where needles are asked, 0 … IMAGE_PROBES_MAX */
+    uint32_t helpers; /* threads that copy, zip and digest blocks ahead of their batch, 0 … 16 */
+    uint32_t probes;  /* to choose where needles are asked, 0 … IMAGE_PROBES_MAX */
     /* A session that is saved as it is goes to sleep now; may be NULL. */
     void (*leaving)(void *context, struct session *session);
     void *leaving_context;
@@ -40,6 +41,8 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
                           struct kv_diag *diag);
 /* Waits for everything queued, then ends the thread. */
 void snapshot_close(struct snapshot *snapshot);
+/* As many as this machine has processors for: zip takes several of them to keep a disk busy. */
+uint32_t snapshot_helpers_usual(void);
 
 /* The write budget, 0: unbounded. Blocks in the background wait for it; a save never does, and what
  * it writes is waited for afterwards. */

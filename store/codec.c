@@ -8,6 +8,7 @@
 #include "store/base/bytes.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 #define ZSTD_STATIC_LINKING_ONLY
 #include <zstd.h>
@@ -32,6 +33,7 @@ struct codec {
     struct buffer gathered;
     struct buffer packed;
     struct kind_state kinds[STORE_KINDS_MAX];
+    atomic_uchar quiet[STORE_KINDS_MAX]; /* the last try did not pay; for codec_likely */
 };
 
 static void *zstd_get(void *opaque, size_t bytes) {
@@ -132,48 +134,85 @@ static void gather_shuffled(const struct store_part *part, uint8_t *out, size_t 
     }
 }
 
-static enum kv_err pack(struct codec *codec, const struct store_part *part, size_t raw_bytes,
-                        struct codec_packed *out) {
-    size_t bound = ZSTD_compressBound(raw_bytes);
+size_t codec_bound(size_t raw_bytes) {
+    return ZSTD_compressBound(raw_bytes);
+}
+
+/* What zstd reads: the extent's bytes in one piece, gathered where they are not. */
+static enum kv_err source_of(struct codec *codec, const struct store_part *part, size_t raw_bytes,
+                             const uint8_t **from_out) {
+    int plain = part->hint != STORE_SHUFFLE_ZSTD;
+    if (plain && part->piece_count == 1) {
+        *from_out = part->pieces[0].iov_base;
+        return KV_OK;
+    }
     enum kv_err err = buffer_fit(codec, &codec->gathered, raw_bytes);
-    if (err == KV_OK)
+    if (err != KV_OK)
+        return err;
+    if (plain)
+        gather_plain(part, codec->gathered.bytes);
+    else
+        gather_shuffled(part, codec->gathered.bytes, raw_bytes);
+    *from_out = codec->gathered.bytes;
+    return KV_OK;
+}
+
+enum kv_err codec_try(struct codec *codec, const struct store_part *part, size_t raw_bytes,
+                      uint8_t *room, struct codec_packed *out) {
+    const uint8_t *from = NULL;
+    size_t bound = codec_bound(raw_bytes);
+    *out = (struct codec_packed){CODEC_RAW, NULL, raw_bytes};
+    enum kv_err err = source_of(codec, part, raw_bytes, &from);
+    if (err == KV_OK && room == NULL)
         err = buffer_fit(codec, &codec->packed, bound);
     if (err == KV_OK && codec->zip == NULL &&
         (codec->zip = ZSTD_createCCtx_advanced(memory_of(codec))) == NULL)
         err = KV_ERR_NOMEM;
     if (err != KV_OK)
         return err;
-    if (part->hint == STORE_SHUFFLE_ZSTD)
-        gather_shuffled(part, codec->gathered.bytes, raw_bytes);
-    else
-        gather_plain(part, codec->gathered.bytes);
-    size_t packed = ZSTD_compressCCtx(codec->zip, codec->packed.bytes, bound, codec->gathered.bytes,
-                                      raw_bytes, ZSTD_LEVEL);
+    uint8_t *to = room != NULL ? room : codec->packed.bytes;
+    size_t packed = ZSTD_compressCCtx(codec->zip, to, bound, from, raw_bytes, ZSTD_LEVEL);
     if (ZSTD_isError(packed))
         return KV_ERR_NOMEM; /* with room for the bound, memory is all that zstd can lack */
     if (packed * 100 > raw_bytes * CODEC_KEEP_PERCENT)
         return KV_OK;
     *out = (struct codec_packed){part->hint == STORE_SHUFFLE_ZSTD ? CODEC_SHUFFLE_ZSTD : CODEC_ZSTD,
-                                 codec->packed.bytes, packed};
+                                 to, packed};
     return KV_OK;
+}
+
+/* What fits in one page takes a page either way. */
+static int can_pay(const struct store_part *part, size_t raw_bytes) {
+    return part->hint != STORE_RAW && raw_bytes <= CODEC_BYTES_MAX && raw_bytes > STORE_PAGE_BYTES;
+}
+
+int codec_due(struct codec *codec, const struct store_part *part, size_t raw_bytes) {
+    assert(part->kind < STORE_KINDS_MAX);
+    return can_pay(part, raw_bytes) && is_due(&codec->kinds[part->kind]);
+}
+
+void codec_learn(struct codec *codec, const struct store_part *part,
+                 const struct codec_packed *packed) {
+    struct kind_state *kind = &codec->kinds[part->kind];
+    kind->tried = 1;
+    kind->pays = packed->id != CODEC_RAW;
+    atomic_store(&codec->quiet[part->kind], !kind->pays);
+}
+
+int codec_likely(struct codec *codec, const struct store_part *part, size_t raw_bytes) {
+    assert(part->kind < STORE_KINDS_MAX);
+    return can_pay(part, raw_bytes) && !atomic_load(&codec->quiet[part->kind]);
 }
 
 enum kv_err codec_pack(struct codec *codec, const struct store_part *part, size_t raw_bytes,
                        struct codec_packed *out) {
-    assert(part->kind < STORE_KINDS_MAX);
-    struct kind_state *kind = &codec->kinds[part->kind];
     *out = (struct codec_packed){CODEC_RAW, NULL, raw_bytes};
-    /* What fits in one page takes a page either way. */
-    if (part->hint == STORE_RAW || raw_bytes > CODEC_BYTES_MAX || raw_bytes <= STORE_PAGE_BYTES)
+    if (!codec_due(codec, part, raw_bytes))
         return KV_OK;
-    if (!is_due(kind))
-        return KV_OK;
-    enum kv_err err = pack(codec, part, raw_bytes, out);
-    if (err != KV_OK)
-        return err;
-    kind->tried = 1;
-    kind->pays = out->id != CODEC_RAW;
-    return KV_OK;
+    enum kv_err err = codec_try(codec, part, raw_bytes, NULL, out);
+    if (err == KV_OK)
+        codec_learn(codec, part, out);
+    return err;
 }
 
 enum kv_err codec_unpack(struct codec *codec, enum codec_id id, const uint8_t *packed,

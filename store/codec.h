@@ -4,7 +4,7 @@
  * by kind, output bounded by a size that is known before unzipping starts.
  * Not responsible for: digests or places.
  *
- * Threads: a codec has one owner thread.
+ * Threads: a codec has one owner thread; codec_likely from any.
  * Units: bytes.
  */
 #ifndef STORE_CODEC_H
@@ -40,6 +40,18 @@ struct codec_packed {
  * while its last try did; after one that did not, 1 in CODEC_SAMPLE is tried. KV_ERR_NOMEM. */
 enum kv_err codec_pack(struct codec *codec, const struct store_part *part, size_t raw_bytes,
                        struct codec_packed *out);
+
+/* The three steps of codec_pack, for a try that another codec has made ahead: whether this extent
+ * is due, which counts it; the try itself, into `room` of codec_bound bytes or, where that is NULL,
+ * into the codec; and what it came to. KV_ERR_NOMEM. */
+int codec_due(struct codec *codec, const struct store_part *part, size_t raw_bytes);
+size_t codec_bound(size_t raw_bytes);
+enum kv_err codec_try(struct codec *codec, const struct store_part *part, size_t raw_bytes,
+                      uint8_t *room, struct codec_packed *out);
+void codec_learn(struct codec *codec, const struct store_part *part,
+                 const struct codec_packed *packed);
+/* Whether an extent that is put soon is likely to be due; changes nothing. */
+int codec_likely(struct codec *codec, const struct store_part *part, size_t raw_bytes);
 
 /* Room for `count` bytes, valid until the next codec call; KV_ERR_NOMEM. */
 enum kv_err codec_room(struct codec *codec, size_t count, uint8_t **out);

@@ -6,6 +6,7 @@
 #include "store/store_batch.h"
 
 #include "store/store_inner.h"
+#include "store/store_pack.h"
 #include "store/store_ram_inner.h"
 #include "store/store_reserve.h"
 #include "store/store_written.h"
@@ -232,27 +233,61 @@ static enum kv_err fill_raw(struct segment_writer *writer, const struct store_pa
     return KV_OK;
 }
 
+static enum kv_err fill_pieces(struct segment_writer *writer, const struct store_part *part,
+                               struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    for (uint32_t i = 0; i < part->piece_count && err == KV_OK; i++)
+        err = segment_fill(writer, part->pieces[i].iov_base, part->pieces[i].iov_len, diag);
+    return err;
+}
+
+/* As codec_pack, but the try itself may have been made ahead. */
+static enum kv_err pack_part(struct codec *codec, const struct store_part *part, size_t raw_bytes,
+                             const struct store_packed *ahead, struct codec_packed *out) {
+    if (ahead == NULL || !ahead->tried)
+        return codec_pack(codec, part, raw_bytes, out);
+    *out = (struct codec_packed){CODEC_RAW, NULL, raw_bytes};
+#ifndef BREAK_AHEAD_ORDER
+    if (!codec_due(codec, part, raw_bytes))
+        return KV_OK;
+#endif
+    *out = (struct codec_packed){(enum codec_id)ahead->codec, ahead->bytes, (size_t)ahead->count};
+    codec_learn(codec, part, out);
+    return KV_OK;
+}
+
+/* Fills in what was reserved for the part. */
+static enum kv_err fill_part(struct segment_writer *writer, const struct store_part *part,
+                             const struct store_packed *ahead, const struct codec_packed *packed,
+                             struct kv_digest *digest_out, struct kv_diag *diag) {
+    if (packed->id == CODEC_RAW && ahead == NULL)
+        return fill_raw(writer, part, digest_out, diag);
+    *digest_out = ahead != NULL ? ahead->digest : digest_pieces(part);
+    if (packed->id == CODEC_RAW)
+        return fill_pieces(writer, part, diag);
+    return segment_fill(writer, packed->bytes, packed->count, diag);
+}
+
 /* Writes one extent into the staging and says where it is. */
 static enum kv_err put_part(struct store_batch *batch, const struct store_part *part,
-                            uint64_t raw_bytes, struct store_extent *out, struct kv_diag *diag) {
+                            const struct store_packed *ahead, struct store_extent *out,
+                            struct kv_diag *diag) {
     struct store *store = batch->store;
     struct codec_packed packed = {0};
     struct fmt_place place = {0};
-    uint64_t room = 0;
+    uint64_t raw_bytes = 0, room = 0;
     enum kv_err err = KV_OK;
-    struct store_extent extent = {
-        .id = batch->extent_id_next++, .kind = part->kind, .raw_bytes = raw_bytes};
-    err = codec_pack(store->codec, part, (size_t)raw_bytes, &packed);
+    struct store_extent extent = {.id = batch->extent_id_next++, .kind = part->kind};
+    KV_TRY(part_bytes(part, &raw_bytes, diag));
+    extent.raw_bytes = raw_bytes;
+    uint64_t begin_ns = kv_clock_now_ns(store->options.clock);
+    err = pack_part(store->codec, part, (size_t)raw_bytes, ahead, &packed);
+    batch->stats.pack_ns += kv_clock_now_ns(store->options.clock) - begin_ns;
     if (err != KV_OK)
         KV_TRY(kv_diag_set(diag, err, "no memory to compress an extent"));
     KV_TRY(check_budget(batch, padded(packed.count), 0, &room, diag));
     KV_TRY(segment_reserve(store->writer, packed.count, room, &place, diag));
-    if (packed.id == CODEC_RAW) {
-        KV_TRY(fill_raw(store->writer, part, &extent.digest, diag));
-    } else {
-        extent.digest = digest_pieces(part);
-        KV_TRY(segment_fill(store->writer, packed.bytes, packed.count, diag));
-    }
+    KV_TRY(fill_part(store->writer, part, ahead, &packed, &extent.digest, diag));
     KV_TRY(segment_pad(store->writer, diag));
     extent.codec = (uint8_t)packed.id;
     extent.segment = place.segment;
@@ -286,6 +321,11 @@ static enum kv_err add_put(struct store_batch *batch, const void *key, size_t ke
 
 enum kv_err store_batch_put(struct store_batch *batch, const struct store_put *put,
                             struct kv_diag *diag) {
+    return store_batch_put_packed(batch, put, NULL, diag);
+}
+
+enum kv_err store_batch_put_packed(struct store_batch *batch, const struct store_put *put,
+                                   const struct store_packed *packed, struct kv_diag *diag) {
     assert(batch->open);
     enum kv_err err = batch->err;
     uint64_t worst_bytes = 0;
@@ -306,9 +346,7 @@ enum kv_err store_batch_put(struct store_batch *batch, const struct store_put *p
                         diag));
     for (size_t i = 0; i < put->part_count; i++) {
         struct store_extent extent;
-        uint64_t bytes = 0;
-        KV_TRY(part_bytes(&put->parts[i], &bytes, diag));
-        KV_TRY(put_part(batch, &put->parts[i], bytes, &extent, diag));
+        KV_TRY(put_part(batch, &put->parts[i], packed != NULL ? &packed[i] : NULL, &extent, diag));
         fmt_extent_encode(&extent, batch->extents + i * FMT_EXTENT_BYTES);
     }
     struct fmt_entry entry = {.value = put->value,

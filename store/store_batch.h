@@ -71,6 +71,11 @@ void store_batch_cause(struct store_batch *batch, enum store_cause cause);
 enum kv_err store_batch_put(struct store_batch *batch, const struct store_put *put,
                             struct kv_diag *diag);
 
+/* The same with what stands ready of the parts (store_pack.h), one for each of them. */
+struct store_packed;
+enum kv_err store_batch_put_packed(struct store_batch *batch, const struct store_put *put,
+                                   const struct store_packed *packed, struct kv_diag *diag);
+
 struct store_commit_stats {
     const char *door_name;
     int direct;
@@ -82,6 +87,7 @@ struct store_commit_stats {
     uint64_t stored_by_kind[STORE_KINDS_MAX]; /* padded */
     uint64_t writes;
     uint64_t in_flight_max; /* most writes in flight at one time */
+    uint64_t pack_ns;       /* of what the puts zipped themselves */
     uint64_t write_ns;      /* begin of the batch to the last write's end, waiting only */
     uint64_t sync_ns;
     uint64_t index_ns;

@@ -142,6 +142,7 @@ void life_open(const struct life_options *options, struct life *life_out) {
                                                .alloc = kv_alloc_system(),
                                                .clock = kv_clock_system(),
                                                .queue_max = options->queue_max,
+                                               .helpers = options->helpers,
                                                .leaving = leaving,
                                                .leaving_context = life.hook};
     if (store_ram_open(life.store, options->ram_bytes, &diag) != KV_OK)

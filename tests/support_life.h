@@ -26,6 +26,7 @@ struct life_options {
     struct support_engine_options engine;
     uint32_t slots_low_percent, slots_high_percent; /* watermarks of policy pressure */
     uint32_t queue_max;
+    uint32_t helpers; /* of the background writer */
     uint64_t bytes_max;
     uint64_t bytes_per_second; /* the write budget, 0: none */
     int limited;               /* 1: reserve and segments as the program sets them for bytes_max */

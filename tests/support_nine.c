@@ -157,7 +157,8 @@ enum kv_err nine_store(struct nine *nine, struct kv_diag *diag) {
                                                .engine = nine->engine,
                                                .alloc = kv_alloc_system(),
                                                .clock = kv_clock_system(),
-                                               .queue_max = QUEUE};
+                                               .queue_max = QUEUE,
+                                               .helpers = snapshot_helpers_usual()};
     return snapshot_open(&settings, &nine->snapshot, diag);
 }
 

@@ -130,6 +130,8 @@ static void add_times(cJSON *to, const struct receipt *receipt) {
     for (int i = 0; i < RECEIPT_STAGE_COUNT; i++)
         if (receipt->stage_ns[i] != 0)
             add_number(stages, receipt_stage_name((enum receipt_stage)i), receipt->stage_ns[i]);
+    if (receipt->blocked_ns != 0)
+        add_number(to, "blocked_ns", receipt->blocked_ns);
     add_number(to, "wall_ns", receipt->wall_ns);
     json_text(to, "bound_by", receipt->wall_ns != 0 ? receipt_stage_name(receipt->bound_by) : "");
     json_text(to, "door", receipt->door);

@@ -375,6 +375,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
                                              .alloc = settings->alloc,
                                              .clock = settings->clock,
                                              .queue_max = settings->queue_max,
+                                             .helpers = snapshot_helpers_usual(),
                                              .probes = settings->probes,
                                              .leaving = on_leaving,
                                              .leaving_context = service};

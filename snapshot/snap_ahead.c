@@ -1,0 +1,237 @@
+/* snapshot/snap_ahead.c - blocks made ready by helpers before their batch takes them.
+ *
+ * Responsible for: what snap_ahead.h says.
+ * Not responsible for: copying (snap_parts.c) or zip (store/store_pack.c) themselves.
+ */
+#include "snapshot/snap_ahead.h"
+
+#include <assert.h>
+#include <unistd.h>
+
+enum { HELPERS_USUAL = 8 };
+
+/* Ready or in work: enough that helpers need not stop while a batch is synced. */
+enum { SLOTS_MAX = SNAP_AHEAD_HELPERS_MAX + SNAP_AHEAD_MORE };
+
+struct helper {
+    struct snap_ahead *ahead;
+    struct store_packer *packer;
+    pthread_t thread;
+};
+
+struct snap_ahead {
+    struct snapshot *snapshot;
+    uint32_t helper_count, slot_count;
+    struct helper helpers[SNAP_AHEAD_HELPERS_MAX];
+    struct snap_ready slots[SLOTS_MAX];
+
+    pthread_mutex_t lock; /* guards the list, states of items, `taken` of slots and `stop` */
+    pthread_cond_t work, rest;
+    struct snap_item *first, *last; /* not begun, as queued */
+    int stop;
+};
+
+/* --- the list; the lock is held */
+
+static void unlist(struct snap_ahead *ahead, struct snap_item *item) {
+    struct snap_item **before =
+        item->ahead_before ? &item->ahead_before->ahead_next : &ahead->first;
+    struct snap_item **behind = item->ahead_next ? &item->ahead_next->ahead_before : &ahead->last;
+    *before = item->ahead_next;
+    *behind = item->ahead_before;
+    item->ahead_next = item->ahead_before = NULL;
+}
+
+static struct snap_ready *free_slot(struct snap_ahead *ahead) {
+    for (uint32_t i = 0; i < ahead->slot_count; i++)
+        if (!ahead->slots[i].taken)
+            return &ahead->slots[i];
+    return NULL;
+}
+
+/* --- helpers */
+
+static enum kv_err fit_room(struct snap_ahead *ahead, struct snap_ready *ready) {
+    const struct kv_alloc *alloc = ahead->snapshot->alloc;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < ready->parts.count; i++)
+        bytes += store_pack_room(&ready->parts.parts[i]);
+    if (bytes <= ready->room_bytes)
+        return KV_OK;
+    kv_alloc_release(alloc, ready->room);
+    ready->room = kv_alloc_aligned(alloc, bytes, STORE_PAGE_BYTES);
+    ready->room_bytes = ready->room != NULL ? bytes : 0;
+    return ready->room != NULL ? KV_OK : KV_ERR_NOMEM;
+}
+
+static void make_ready(struct helper *helper, const struct snap_item *item,
+                       struct snap_ready *ready) {
+    struct snapshot *snapshot = helper->ahead->snapshot;
+    size_t at = 0;
+    ready->err = snap_parts_take(snapshot, item, &ready->parts, NULL);
+    if (ready->err != KV_OK)
+        return;
+    uint64_t begun = kv_clock_now_ns(snapshot->clock);
+    ready->err = fit_room(helper->ahead, ready);
+    for (uint32_t i = 0; i < ready->parts.count && ready->err == KV_OK; i++) {
+        size_t used = 0;
+        ready->err = store_pack(helper->packer, &ready->parts.parts[i], ready->room + at,
+                                &ready->packed[i], &used);
+        at += used;
+    }
+    ready->zip_ns = kv_clock_now_ns(snapshot->clock) - begun;
+    if (ready->err != KV_OK)
+        snap_parts_drop(snapshot, &ready->parts);
+}
+
+static void *helper_main(void *argument) {
+    struct helper *helper = argument;
+    struct snap_ahead *ahead = helper->ahead;
+    pthread_mutex_lock(&ahead->lock);
+    for (;;) {
+        struct snap_ready *ready = NULL;
+        while (!ahead->stop && (ahead->first == NULL || (ready = free_slot(ahead)) == NULL))
+            pthread_cond_wait(&ahead->work, &ahead->lock);
+        if (ahead->stop)
+            break;
+        struct snap_item *item = ahead->first;
+        unlist(ahead, item);
+        item->ahead = SNAP_AHEAD_BEGUN;
+        item->ready = ready;
+        ready->taken = 1;
+        pthread_mutex_unlock(&ahead->lock);
+        make_ready(helper, item, ready);
+        pthread_mutex_lock(&ahead->lock);
+        item->ahead = SNAP_AHEAD_READY;
+        pthread_cond_broadcast(&ahead->rest);
+    }
+    pthread_mutex_unlock(&ahead->lock);
+    return NULL;
+}
+
+/* --- open and close */
+
+uint32_t snapshot_helpers_usual(void) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (cores <= 2)
+        return 0; /* zip would take turns with whoever computes */
+    return cores > HELPERS_USUAL ? HELPERS_USUAL : (uint32_t)cores - 1;
+}
+
+static int start(struct snap_ahead *ahead, struct helper *helper) {
+    helper->ahead = ahead;
+    if (store_packer_make(ahead->snapshot->store, &helper->packer) != KV_OK)
+        return 0;
+    if (pthread_create(&helper->thread, NULL, helper_main, helper) == 0)
+        return 1;
+    store_packer_drop(helper->packer);
+    return 0;
+}
+
+enum kv_err snap_ahead_open(struct snapshot *snapshot, uint32_t helpers,
+                            struct snap_ahead **ahead_out, struct kv_diag *diag) {
+    *ahead_out = NULL;
+    if (helpers == 0)
+        return KV_OK;
+    struct snap_ahead *ahead = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *ahead);
+    if (ahead == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the background writer's helpers");
+    ahead->snapshot = snapshot;
+    ahead->slot_count = helpers + SNAP_AHEAD_MORE;
+    pthread_mutex_init(&ahead->lock, NULL);
+    pthread_cond_init(&ahead->work, NULL);
+    pthread_cond_init(&ahead->rest, NULL);
+    while (ahead->helper_count < helpers && start(ahead, &ahead->helpers[ahead->helper_count]))
+        ahead->helper_count++;
+    *ahead_out = ahead;
+    return KV_OK;
+}
+
+void snap_ahead_close(struct snap_ahead *ahead) {
+    if (ahead == NULL)
+        return;
+    pthread_mutex_lock(&ahead->lock);
+    assert(ahead->first == NULL);
+    ahead->stop = 1;
+    pthread_cond_broadcast(&ahead->work);
+    pthread_mutex_unlock(&ahead->lock);
+    for (uint32_t i = 0; i < ahead->helper_count; i++) {
+        pthread_join(ahead->helpers[i].thread, NULL);
+        store_packer_drop(ahead->helpers[i].packer);
+    }
+    for (uint32_t i = 0; i < ahead->slot_count; i++)
+        kv_alloc_release(ahead->snapshot->alloc, ahead->slots[i].room);
+    pthread_cond_destroy(&ahead->work);
+    pthread_cond_destroy(&ahead->rest);
+    pthread_mutex_destroy(&ahead->lock);
+    kv_alloc_release(ahead->snapshot->alloc, ahead);
+}
+
+uint32_t snap_ahead_helpers(const struct snap_ahead *ahead) {
+    return ahead != NULL ? ahead->helper_count : 0;
+}
+
+uint32_t snap_ahead_held(struct snap_ahead *ahead) {
+    uint32_t held = 0;
+    pthread_mutex_lock(&ahead->lock);
+    for (uint32_t i = 0; i < ahead->slot_count; i++)
+        held += ahead->slots[i].taken != 0;
+    pthread_mutex_unlock(&ahead->lock);
+    return held;
+}
+
+/* --- from the queue to the batch */
+
+void snap_ahead_add(struct snap_ahead *ahead, struct snap_item *item) {
+    if (ahead == NULL)
+        return;
+    pthread_mutex_lock(&ahead->lock);
+    item->ahead = SNAP_AHEAD_LISTED;
+    item->ahead_next = NULL;
+    item->ahead_before = ahead->last;
+    if (ahead->last != NULL)
+        ahead->last->ahead_next = item;
+    else
+        ahead->first = item;
+    ahead->last = item;
+    pthread_cond_signal(&ahead->work);
+    pthread_mutex_unlock(&ahead->lock);
+}
+
+/* Nobody begins with it any more, and who has begun has ended. The lock is held. */
+static void settle(struct snap_ahead *ahead, struct snap_item *item) {
+    if (item->ahead == SNAP_AHEAD_LISTED) {
+        unlist(ahead, item);
+        item->ahead = SNAP_AHEAD_NOBODY;
+    }
+    while (item->ahead == SNAP_AHEAD_BEGUN)
+        pthread_cond_wait(&ahead->rest, &ahead->lock);
+}
+
+struct snap_ready *snap_ahead_take(struct snap_ahead *ahead, struct snap_item *item) {
+    struct snap_ready *ready = NULL;
+    if (ahead == NULL)
+        return NULL;
+    pthread_mutex_lock(&ahead->lock);
+    settle(ahead, item);
+    if (item->ahead == SNAP_AHEAD_READY && item->ready->err == KV_OK)
+        ready = item->ready;
+    pthread_mutex_unlock(&ahead->lock);
+    return ready;
+}
+
+void snap_ahead_end(struct snap_ahead *ahead, struct snap_item *item) {
+    if (ahead == NULL)
+        return;
+    pthread_mutex_lock(&ahead->lock);
+    settle(ahead, item);
+    if (item->ahead == SNAP_AHEAD_READY) {
+        if (item->ready->err == KV_OK)
+            snap_parts_drop(ahead->snapshot, &item->ready->parts);
+        item->ready->taken = 0;
+        item->ready = NULL;
+        pthread_cond_signal(&ahead->work);
+    }
+    item->ahead = SNAP_AHEAD_NOBODY;
+    pthread_mutex_unlock(&ahead->lock);
+}

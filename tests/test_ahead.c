@@ -1,0 +1,230 @@
+/* tests/test_ahead.c - blocks made ready ahead of their batch, by helpers of the background writer.
+ *
+ * Responsible for: what is stored is the same however many helpers there are, on both sides of the
+ * wall; what fails in a helper or behind it; zip decided in the order of the puts.
+ * Not responsible for: saves and faults without helpers (test_snapshot.c).
+ * Broken twins: BREAK_AHEAD_ORDER keeps whatever was zipped ahead.
+ */
+#include "snapshot/snap_ahead.h"
+#include "store/codec.h"
+#include "store/store_pack.h"
+#include "tests/support_life.h"
+#include "tests/support_store.h"
+#include "tests/support_wall.h"
+#include "tests/testing.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- the order of puts */
+
+enum { EXTENTS = 64, GROUP = 8, BYTES = 20000 };
+
+/* Runs of text between runs of noise, of one kind. */
+static void fill(unsigned index, uint8_t bytes[BYTES]) {
+    struct testing_random random;
+    testing_random_init(&random, 900 + index);
+    for (size_t i = 0; i < BYTES; i++)
+        bytes[i] = (uint8_t)(index / 5 % 2 ? testing_random_u64(&random) : i / 64 + index);
+}
+
+/* Puts extents [first, first + GROUP) in a batch; with a packer all of them are made ready first.
+ */
+static void put_group(struct store *store, struct store_packer *packer, unsigned first) {
+    static uint8_t bytes[GROUP][BYTES];
+    static uint8_t room[GROUP][2 * BYTES];
+    struct iovec pieces[GROUP];
+    struct store_part parts[GROUP];
+    struct store_packed packed[GROUP];
+    struct store_batch *batch = NULL;
+    struct kv_diag diag = {""};
+    for (unsigned i = 0; i < GROUP; i++) {
+        size_t used = 0;
+        fill(first + i, bytes[i]);
+        pieces[i] = (struct iovec){bytes[i], BYTES};
+        parts[i] = (struct store_part){2, STORE_ZSTD, &pieces[i], 1};
+        assert_true(store_pack_room(&parts[i]) <= sizeof room[i]);
+        if (packer != NULL)
+            assert_int_equal(store_pack(packer, &parts[i], room[i], &packed[i], &used), KV_OK);
+        assert_true(used < BYTES);
+    }
+    assert_int_equal(store_batch_begin(store, 0, &batch, &diag), KV_OK);
+    for (unsigned i = 0; i < GROUP; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "e%03u", first + i);
+        const struct store_put put = {
+            .key = key, .key_bytes = 4, .value = "", .parts = &parts[i], .part_count = 1};
+        assert_int_equal(
+            store_batch_put_packed(batch, &put, packer != NULL ? &packed[i] : NULL, &diag), KV_OK);
+    }
+    assert_int_equal(store_batch_commit(batch, NULL, &diag), KV_OK);
+}
+
+static char *store_of(int ahead) {
+    char dir[TESTING_PATH_BYTES];
+    struct store_packer *packer = NULL;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    if (ahead)
+        assert_int_equal(store_packer_make(store, &packer), KV_OK);
+    for (unsigned first = 0; first < EXTENTS; first += GROUP)
+        put_group(store, packer, first);
+    char *dump = support_store_dump(store);
+    unsigned zipped = 0;
+    for (unsigned i = 0; i < EXTENTS; i++) {
+        char key[16];
+        struct store_record record;
+        snprintf(key, sizeof key, "e%03u", i);
+        assert_int_equal(store_get(store, key, 4, &record, NULL), KV_OK);
+        zipped += record.extents[0].codec == CODEC_ZSTD;
+        store_record_release(store, &record);
+    }
+    printf("%s: %u of %u zipped\n", ahead ? "ahead" : "in the put", zipped, EXTENTS);
+    assert_true(zipped > 4 && zipped < EXTENTS / 2);
+    store_packer_drop(packer);
+    store_close(store);
+    return dump;
+}
+
+/* BREAK_AHEAD_ORDER */
+static void zip_is_decided_in_the_order_of_puts(void **state) {
+    (void)state;
+    char *plain = store_of(0);
+    char *ahead = store_of(1);
+    assert_string_equal(plain, ahead);
+    free(plain);
+    free(ahead);
+}
+
+/* --- sessions */
+
+enum { HELPERS = 3, TOKENS = 320 + 256 * 12 };
+
+static void open_rig(struct life_rig *f, uint32_t helpers, int wall) {
+    support_wall_set(wall);
+    life_rig_open(f);
+    f->options.helpers = helpers;
+    f->options.queue_max = 128;
+    life_rig_reopen(f);
+    assert_int_equal(transfer_mapped(f->life.engine), !wall);
+}
+
+/* Over kind, codec, lengths and digest of every extent of every block, in order. */
+static struct kv_digest blocks_of(struct life *life, uint32_t *zipped_out) {
+    struct store_walk walk = {.prefix = "b", .prefix_bytes = 1};
+    struct kv_digest_state state;
+    struct store_record record;
+    uint32_t blocks = 0;
+    *zipped_out = 0;
+    kv_digest_init(&state);
+    while (store_next(life->store, &walk, &record, NULL) == KV_OK) {
+        for (uint32_t i = 0; i < record.extent_count; i++) {
+            const struct store_extent *extent = &record.extents[i];
+            const uint64_t numbers[] = {extent->kind, extent->codec, extent->raw_bytes,
+                                        extent->stored_bytes};
+            kv_digest_update(&state, numbers, sizeof numbers);
+            kv_digest_update(&state, extent->digest.bytes, KV_DIGEST_BYTES);
+            *zipped_out += extent->codec != CODEC_RAW;
+        }
+        store_record_release(life->store, &record);
+        blocks++;
+    }
+    assert_int_equal(blocks, (TOKENS - 320) / 256);
+    return kv_digest_final(&state);
+}
+
+static void helpers_change_nothing(void **state) {
+    (void)state;
+    struct kv_digest first = {{0}};
+    for (int way = 0; way < 4; way++) {
+        struct life_rig f;
+        struct life_turn kept, woken;
+        struct receipt receipt;
+        uint32_t zipped;
+        open_rig(&f, way % 2 ? HELPERS : 0, way / 2);
+        struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+        life_say(session, 1, TOKENS, 0, NULL);
+        receipt = life_sleep(&f.life, session);
+        assert_int_equal(receipt.blocks, (TOKENS - 320) / 256);
+        assert_true(receipt.stage_ns[RECEIPT_ZIP] > 0);
+        assert_true(receipt.blocked_ns > 0 && receipt.blocked_ns < receipt.wall_ns);
+        assert_int_equal(receipt.stage_ns[RECEIPT_COPY] != 0, way / 2);
+        struct kv_digest digest = blocks_of(&f.life, &zipped);
+        assert_true(zipped > 0);
+        if (way == 0)
+            first = digest;
+        assert_memory_equal(&digest, &first, sizeof digest);
+        session = life_wake(&f.life, "chat", &receipt);
+        life_say(session, 2, 40, 3, &woken);
+        session_drop(session);
+        session = life_session(&f.life, "other", IMAGE_RECIPE_V3);
+        life_say(session, 1, TOKENS, 0, NULL);
+        life_say(session, 2, 40, 3, &kept);
+        life_same_turn(&kept, &woken);
+        life_rig_close(&f);
+    }
+}
+
+/* While another has the writer, helpers make blocks ready, and no more than they may hold. */
+static void helpers_run_ahead_and_stop(void **state) {
+    (void)state;
+    struct life_rig f;
+    struct receipt receipt;
+    open_rig(&f, HELPERS, 1);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    snapshot_writer_take(f.life.snapshot);
+    life_say(session, 1, TOKENS, 0, NULL);
+    uint64_t end_ns = kv_clock_now_ns(kv_clock_system()) + 20000000000u;
+    while (snap_ahead_held(f.life.snapshot->ahead) < HELPERS + SNAP_AHEAD_MORE)
+        assert_true(kv_clock_now_ns(kv_clock_system()) < end_ns);
+    snapshot_writer_give(f.life.snapshot);
+    receipt = life_sleep(&f.life, session);
+    assert_int_equal(receipt.blocks, (TOKENS - 320) / 256);
+    assert_int_equal(snap_ahead_held(f.life.snapshot->ahead), 0);
+    life_rig_close(&f);
+}
+
+/* A helper whose copy fails leaves the block to the spill thread. */
+static void a_failed_copy_is_done_again(void **state) {
+    (void)state;
+    struct life_rig f;
+    struct receipt receipt;
+    open_rig(&f, HELPERS, 1);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    support_wall_break(SUPPORT_WALL_COPY_OUT);
+    life_say(session, 1, TOKENS, 0, NULL);
+    receipt = life_sleep(&f.life, session);
+    assert_int_equal(receipt.blocks, (TOKENS - 320) / 256);
+    assert_non_null(life_wake(&f.life, "chat", &receipt));
+    life_rig_close(&f);
+}
+
+/* Blocks that were ready when the disk refused them are written later all the same. */
+static void a_failed_write_leaves_nothing_behind(void **state) {
+    (void)state;
+    struct life_rig f;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    const struct snapshot_options options = {0};
+    const struct faulty_io_plan plan = {
+        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_WRITE, .at = 3, .error = ENOSPC, .lasting = 1};
+    open_rig(&f, HELPERS, 1);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    faulty_io_arm(f.faulty, &plan);
+    life_say(session, 1, TOKENS, 0, NULL);
+    assert_int_not_equal(snapshot_save(f.life.snapshot, session, &options, &receipt, &diag), KV_OK);
+    printf("%s\n", diag.text);
+    faulty_io_release(f.faulty);
+    receipt = life_sleep(&f.life, session);
+    assert_int_equal(receipt.blocks, (TOKENS - 320) / 256);
+    assert_non_null(life_wake(&f.life, "chat", &receipt));
+    life_rig_close(&f);
+}
+
+TESTING_MAIN(cmocka_unit_test(zip_is_decided_in_the_order_of_puts),
+             cmocka_unit_test(helpers_change_nothing), cmocka_unit_test(helpers_run_ahead_and_stop),
+             cmocka_unit_test(a_failed_copy_is_done_again),
+             cmocka_unit_test(a_failed_write_leaves_nothing_behind))
