@@ -15,6 +15,15 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A batch goes on with the next segment while writes to the ones before are in flight; all of them
+ * are cut and synced together. */
+enum { ENDED_MAX = 16 };
+struct ended {
+    int file;
+    uint32_t number;
+    uint64_t bytes;
+};
+
 struct segment_writer {
     struct segment_writer_options options;
     uint8_t *staging;      /* buffer_count × SEGMENT_BUFFER_BYTES */
@@ -26,7 +35,9 @@ struct segment_writer {
     size_t current_bytes;
     uint64_t current_off; /* in the file, of its first byte */
     uint32_t in_flight;
-    int file; /* of segment `at.segment`, -1 not open */
+    int file;                      /* of segment `at.segment`, -1 not open */
+    struct ended ended[ENDED_MAX]; /* open, maybe with writes in flight; not cut or synced yet */
+    uint32_t ended_count;
     int direct;
     uint64_t allocated_end;
     struct fmt_place at;        /* end of what was filled in */
@@ -211,41 +222,65 @@ static int close_file(struct segment_writer *writer) {
     return error != 0 ? error : closed;
 }
 
-static int sync_file(struct segment_writer *writer) {
+static int sync_file(struct segment_writer *writer, int file) {
     uint64_t begin_ns = kv_clock_now_ns(writer->options.clock);
     int error = 0;
 #ifndef BREAK_SYNC
-    if (writer->file >= 0)
-        error = door_of(writer)->sync(door_of(writer)->context, writer->file);
+    if (file >= 0)
+        error = door_of(writer)->sync(door_of(writer)->context, file);
 #endif
-    writer->counts.syncs += writer->file >= 0;
+    writer->counts.syncs += file >= 0;
     writer->counts.sync_ns += kv_clock_now_ns(writer->options.clock) - begin_ns;
     writer->sync_failed |= error != 0;
     return error;
 }
 
-/* Ends the open segment for good, durably, and goes to the start of the next. */
+/* Closes the ended segments, cut and durable when `keep`; none of their writes is in flight. */
+static enum kv_err close_ended(struct segment_writer *writer, int keep, struct kv_diag *diag) {
+    const struct io_door *door = door_of(writer);
+    enum kv_err err = KV_OK;
+    for (uint32_t i = 0; i < writer->ended_count; i++) {
+        const struct ended *ended = &writer->ended[i];
+        int error = 0;
+#ifndef BREAK_ENDED_SYNC
+        if (keep && err == KV_OK) {
+            error = door->truncate(door->context, ended->file, ended->bytes);
+            if (error == 0)
+                error = sync_file(writer, ended->file);
+        }
+#endif
+        int closed = door->close(door->context, ended->file);
+        if (error == 0 && keep)
+            error = closed;
+        if (error != 0 && err == KV_OK) {
+            writer->error = error;
+            err = segment_error(diag, error, "end", ended->number);
+        }
+    }
+    writer->ended_count = 0;
+    return err;
+}
+
+/* Ends the open segment for good and goes to the start of the next. */
 static enum kv_err next_segment(struct segment_writer *writer, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
     if (writer->at.segment >= SEGMENT_NUMBER_MAX)
         return kv_diag_set(diag, KV_ERR_LIMIT, "the store has used up all segment numbers");
-    enum kv_err err = segment_flush(writer, diag);
+    launch(writer);
+    if (writer->ended_count == ENDED_MAX) {
+        collect(writer, 1);
+        err = check(writer, diag);
+        if (err == KV_OK)
+            err = close_ended(writer, 1, diag);
+    }
+    if (err == KV_OK)
+        err = check(writer, diag);
     if (err != KV_OK)
         return err;
-    int error = 0;
-    if (writer->file >= 0) {
-        const struct io_door *door = door_of(writer);
-        error = door->truncate(door->context, writer->file, writer->at.off);
-        if (error == 0)
-            error = sync_file(writer);
-        int closed = door->close(door->context, writer->file);
-        writer->file = -1;
-        if (error == 0)
-            error = closed;
-    }
-    if (error != 0) {
-        writer->error = error;
-        return segment_error(diag, error, "end", writer->at.segment);
-    }
+    if (writer->file >= 0)
+        writer->ended[writer->ended_count++] =
+            (struct ended){writer->file, writer->at.segment, writer->at.off};
+    writer->file = -1;
     writer->at = (struct fmt_place){writer->at.segment + 1, 0};
     return KV_OK;
 }
@@ -378,7 +413,10 @@ enum kv_err segment_sync(struct segment_writer *writer, struct kv_diag *diag) {
     enum kv_err err = segment_flush(writer, diag);
     if (err != KV_OK)
         return err;
-    int error = sync_file(writer);
+    err = close_ended(writer, 1, diag);
+    if (err != KV_OK)
+        return err;
+    int error = sync_file(writer, writer->file);
     if (error == 0 && writer->names_dirty) {
         uint64_t begin_ns = kv_clock_now_ns(writer->options.clock);
 #ifndef BREAK_SYNC_NAMES
@@ -393,6 +431,7 @@ enum kv_err segment_sync(struct segment_writer *writer, struct kv_diag *diag) {
 
 void segment_commit(struct segment_writer *writer) {
     assert(writer->current < 0 && writer->in_flight == 0 && writer->error == 0);
+    assert(writer->ended_count == 0);
     writer->committed = writer->at;
     writer->uncommitted_bytes = 0;
 }
@@ -423,6 +462,7 @@ enum kv_err segment_rollback(struct segment_writer *writer, struct kv_diag *diag
     if (writer->stalled)
         return check(writer, diag);
     int error = 0;
+    (void)close_ended(writer, 0, NULL);
     if (writer->at.segment != writer->committed.segment) {
         if (writer->file >= 0)
             door_of(writer)->close(door_of(writer)->context, writer->file);
@@ -454,6 +494,7 @@ int segment_writer_drop(struct segment_writer *writer) {
     if (door->queue_close(door->context, writer->queue, quiet ? writer->options.deadline_ns : 0) !=
         0)
         return 0;
+    (void)close_ended(writer, 0, NULL);
     if (writer->file >= 0 && writer->left)
         door->close(door->context, writer->file);
     else if (writer->file >= 0) {

@@ -3,7 +3,7 @@
  * Responsible for: after any death the store opens with the old state or the new one, never a
  * mixture, and what was acknowledged is there; what a crash left behind the tail is gone.
  * Not responsible for: lost or damaged indexes (test_rebuild.c).
- * Broken twins: BREAK_SYNC, BREAK_ORDER, BREAK_TORN_BATCH.
+ * Broken twins: BREAK_SYNC, BREAK_ENDED_SYNC, BREAK_ORDER, BREAK_TORN_BATCH.
  */
 #include "store/store.h"
 
@@ -161,7 +161,7 @@ static void torn_at_every_write(void **state) {
     sweep(FAULTY_IO_TEAR_AND_DIE, 0, io_posix_door());
 }
 
-/* Fails with BREAK_ORDER, BREAK_SYNC. */
+/* Fails with BREAK_ORDER, BREAK_SYNC, BREAK_ENDED_SYNC. */
 static void power_cut_at_every_change(void **state) {
     (void)state;
     sweep(FAULTY_IO_DIE, 1, io_posix_door());
