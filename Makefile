@@ -300,7 +300,9 @@ crowd: setup
 	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)")
 
 # Without an NVIDIA GPU it says so; `nine --quick` is the same story on a processor.
-gpu-demo: setup
+# Its models are made from a seed: no file is fetched.
+gpu-demo:
+	@tools/setup.sh --packages
 	@$(MAKE_ALL) all $B/tests/nine
 	@mkdir -p '$(GPU_DEMO_OUT)'
 	@$B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB --threads $(shell nproc) \
