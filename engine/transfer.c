@@ -365,7 +365,8 @@ static enum kv_err freeze_image(struct session *session, struct image *image) {
     return KV_OK;
 }
 
-/* The page's tokens one after the other; by way of whole slots where the processor cannot look. */
+/* The page's tokens one after the other; by way of whole slots where the processor cannot look. The
+ * lane is not that of steps: others may step meanwhile. */
 static enum kv_err pack_page(struct engine *engine, const struct kvops_page *page, uint32_t tokens,
                              uint8_t *dense) {
     const struct slots *slots = &engine->slots;
@@ -385,7 +386,7 @@ static enum kv_err pack_page(struct engine *engine, const struct kvops_page *pag
         copies[i] = (struct device_copy){(void *)addresses[i], at, slots->slot_bytes};
     }
     if (whole)
-        err = device_copy_out(engine->device, DEVICE_STEP, copies, LAYOUT_PAGE_SLOTS);
+        err = device_copy_out(engine->device, DEVICE_OUT, copies, LAYOUT_PAGE_SLOTS);
     if (err == KV_OK)
         layout_pack(&slots->pool.geometry, addresses, tokens, dense);
     device_host_put(engine->device, whole);
@@ -405,17 +406,32 @@ static enum kv_err freeze_page(struct session *session, const struct kvops_page 
     return pack_page(engine, page, frozen->tokens, frozen->bytes);
 }
 
+/* One that is being asked stays as it is while others step. */
+static enum kv_err freeze_page_away(struct session *session, const struct kvops_page *page,
+                                    int wanted, struct transfer_frozen_page *frozen) {
+    int away = wanted && session->asked && !engine_inner_has_work(session);
+#ifdef BREAK_FREEZE_AWAY
+    away = 0;
+#endif
+    if (away)
+        engine_away(session->engine);
+    enum kv_err err = freeze_page(session, page, wanted, frozen);
+    if (away)
+        engine_back(session->engine);
+    return err;
+}
+
 static enum kv_err freeze_pages(struct session *session, transfer_want_page want, void *context,
                                 struct transfer_frozen *frozen) {
     uint32_t left = layout_window_tokens(session->n_kv);
     uint64_t first = LAYOUT_SINK_TOKENS + (uint64_t)session->block_count * LAYOUT_BLOCK_TOKENS;
-    enum kv_err err = KV_OK;
+    enum kv_err err = device_wait(session->engine->device, DEVICE_STEP);
 
     frozen->sinks.tokens = layout_sink_tokens(session->n_kv);
     frozen->image.sinks.tokens = frozen->sinks.tokens;
-    if (frozen->sinks.tokens)
-        err = freeze_page(session, &session->window.sinks, want(context, 0, frozen->sinks.tokens),
-                          &frozen->sinks);
+    if (err == KV_OK && frozen->sinks.tokens)
+        err = freeze_page_away(session, &session->window.sinks,
+                               want(context, 0, frozen->sinks.tokens), &frozen->sinks);
     while (err == KV_OK && left) {
         uint32_t index = frozen->page_count++;
         struct transfer_frozen_page *page = &frozen->pages[index];
@@ -423,8 +439,8 @@ static enum kv_err freeze_pages(struct session *session, transfer_want_page want
         page->tokens = left < LAYOUT_PAGE_TOKENS ? left : LAYOUT_PAGE_TOKENS;
         frozen->image.pages[index].first = page->first;
         frozen->image.pages[index].tokens = page->tokens;
-        err = freeze_page(session, &session->window.pages[index],
-                          want(context, page->first, page->tokens), page);
+        err = freeze_page_away(session, &session->window.pages[index],
+                               want(context, page->first, page->tokens), page);
         first += page->tokens;
         left -= page->tokens;
     }

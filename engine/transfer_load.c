@@ -287,11 +287,11 @@ static enum kv_err scatter(struct transfer_load *load, const struct kvops_page *
         in[i] = (struct device_copy){at, addresses[i], slots->slot_bytes};
     }
     if (whole)
-        err = device_copy_out(device, DEVICE_STEP, out, LAYOUT_PAGE_SLOTS);
+        err = device_copy_out(device, DEVICE_IN, out, LAYOUT_PAGE_SLOTS);
     if (err == KV_OK)
         layout_unpack(&slots->pool.geometry, staging, tokens, addresses);
     if (err == KV_OK && whole)
-        err = device_copy_in(device, DEVICE_STEP, in, LAYOUT_PAGE_SLOTS);
+        err = device_copy_in(device, DEVICE_IN, in, LAYOUT_PAGE_SLOTS);
     device_host_put(device, whole);
     return err;
 }
@@ -305,33 +305,38 @@ static void release_load(struct transfer_load *load) {
     kv_alloc_release(alloc, load);
 }
 
+/* Nobody knows the session yet, so others may step; readers take turns in the lane. */
 static enum kv_err scatter_all(struct transfer_load *load) {
     struct session *session = load->session;
     enum kv_err err;
 
+    engine_away(load->engine);
+    pthread_mutex_lock(&load->engine->lane_in);
     KV_TRY(device_wait(load->engine->device, DEVICE_IN));
     KV_TRY(
         scatter(load, &session->window.sinks, load->sinks_staging, session->durable.sinks.tokens));
     for (uint32_t i = 0; i < load->page_count; i++)
         KV_TRY(scatter(load, &session->window.pages[i], load->page_staging[i],
                        session->durable.pages[i].tokens));
-    KV_TRY(device_wait(load->engine->device, DEVICE_STEP));
+    KV_TRY(device_wait(load->engine->device, DEVICE_IN));
 done:
+    pthread_mutex_unlock(&load->engine->lane_in);
+    engine_back(load->engine);
     return err;
 }
 
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag) {
     struct session *session = load->session;
-    enum kv_err err = engine_inner_can_add(load->engine, session->name, diag);
+    enum kv_err err = scatter_all(load);
 
-    if (err != KV_OK)
-        return err;
-    err = scatter_all(load);
     if (err == KV_ERR_DEVICE)
         return engine_inner_device(load->engine, diag);
     if (err != KV_OK)
         return kv_diag_set(diag, err, "no memory to load session '%s'", session->name);
+    err = engine_inner_can_add(load->engine, session->name, diag);
+    if (err != KV_OK)
+        return err;
     session->unrun = 1;
     engine_inner_add(load->engine, session);
     *session_out = session;

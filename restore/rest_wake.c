@@ -63,10 +63,27 @@ static const enum transfer_tiers transfer_tiers[] = {[RECEIPT_TIERS_EXACT] = TRA
                                                      [RECEIPT_TIERS_EAGER] = TRANSFER_EAGER,
                                                      [RECEIPT_TIERS_FLOOR] = TRANSFER_FLOOR};
 
-static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
+/* Index and disk only: others step meanwhile. */
+static enum kv_err plan_image(struct wake *wake, const char *name, struct kv_diag *diag) {
     const struct restore_source *source = wake->source;
+    engine_away(source->engine);
     enum kv_err err = rest_plan_image(source->store, source->alloc, name, wake->options->snapshot,
                                       &wake->plan, diag);
+    engine_back(source->engine);
+    return err;
+}
+
+/* A record for every block. */
+static enum kv_err plan_records(struct wake *wake, struct kv_diag *diag) {
+    engine_away(wake->source->engine);
+    enum kv_err err = rest_plan_records(wake->source->store, &wake->plan, diag);
+    engine_back(wake->source->engine);
+    return err;
+}
+
+static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
+    const struct restore_source *source = wake->source;
+    enum kv_err err = plan_image(wake, name, diag);
     if (err != KV_OK)
         return err;
     describe(wake);
@@ -78,7 +95,7 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
         return kv_diag_set(diag, KV_ERR_EXISTS, "session %s is awake already",
                            wake->plan.image.name);
     KV_TRY(image_compatible(&wake->plan.image.model, &wake->model.identity, diag));
-    KV_TRY(rest_plan_records(source->store, &wake->plan, diag));
+    KV_TRY(plan_records(wake, diag));
     describe_tiers(wake);
     wake->receipt->door_bytes = wake->plan.read.read_bytes;
     wake->receipt->ram_bytes = wake->plan.read.ram_bytes;

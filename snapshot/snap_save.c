@@ -118,6 +118,7 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
     struct session_info info;
     uint64_t begun = now(snapshot);
     enum kv_err err = session_fingerprint(session, 0, &print, diag);
+    session_ask_breathe(session);
     if (err == KV_OK)
         err = session_fingerprint(session, 1, &print_floor, diag);
     uint64_t asked = now(snapshot);

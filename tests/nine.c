@@ -317,6 +317,35 @@ static void tell_best_use(struct nine_results *results, const struct nine *nine)
     }
 }
 
+static double ms_of(const uint64_t *ns, uint32_t count, double share) {
+    struct nine_gaps gaps = {(uint64_t *)ns, count};
+
+    return nine_gaps_ms(&gaps, share);
+}
+
+/* Who kept the others waiting: stretches in the order of a sleep and of a wake, then gaps. */
+static void tell_holds(struct nine_holds *holds) {
+    printf("  a step: p50 %.3f ms, of it not waiting for the device %.3f (p99 %.3f)\n",
+           ms_of(holds->step_ns, holds->steps, 0.5), ms_of(holds->host_ns, holds->steps, 0.5),
+           ms_of(holds->host_ns, holds->steps, 0.99));
+    for (uint32_t kind = NINE_SLEEPS; kind < NINE_MOVE_KINDS; kind++)
+        for (uint32_t i = 0; i < NINE_PLACES; i++) {
+            const struct nine_place *place = &holds->places[kind][i];
+            if (place->count)
+                printf("  %s, stretch %2u: %4u times, mean %8.3f ms, most %8.3f, %u long gaps\n",
+                       nine_move_name((enum nine_move_kind)kind), i + 1, place->count,
+                       (double)place->sum_ns / place->count * 1e-6, (double)place->most_ns * 1e-6,
+                       place->gaps);
+        }
+    printf("  long gaps (over 1.5 x quiet p50) that were steps themselves: %u; longest of all:\n",
+           holds->slow_steps);
+    for (uint32_t i = 0; i < NINE_LONGEST && holds->longest[i].ns; i++)
+        printf("    %8.3f ms: step %8.3f, %s stretch %u %8.3f\n",
+               (double)holds->longest[i].ns * 1e-6, (double)holds->longest[i].step_ns * 1e-6,
+               nine_move_name(holds->longest[i].kind), holds->longest[i].place + 1,
+               (double)holds->longest[i].hold_ns * 1e-6);
+}
+
 static void tell_goals(struct nine_results *results, const struct nine *nine) {
     struct nine_life *life = &results->life;
     uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
@@ -348,6 +377,7 @@ static void tell_goals(struct nine_results *results, const struct nine *nine) {
            "p99 %.3f, most %.3f (%u steps)\n",
            quiet, quiet_p99, life->quiet.count, nine_gaps_ms(&life->moving, 0.5),
            nine_gaps_ms(&life->moving, 0.99), nine_gaps_ms(&life->moving, 1), life->moving.count);
+    tell_holds(life->holds);
     row(results, "decode p50 of the others over quiet", 1.02, NINE_AT_MOST,
         nine_gaps_ms(&life->moving, 0.5) / quiet);
     row(results, "decode p99 of the others over quiet", 1.10, NINE_AT_MOST,

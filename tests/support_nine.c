@@ -60,15 +60,21 @@ static int on_slots_low(void *context, struct session *session, uint32_t slots) 
 static void on_away(void *context) {
     struct nine *nine = context;
 
-    if (nine->shared)
-        baton_give(&nine->baton);
+    if (!nine->shared)
+        return;
+    if (nine->holds)
+        nine_holds_away(nine->holds);
+    baton_give(&nine->baton);
 }
 
 static void on_back(void *context) {
     struct nine *nine = context;
 
-    if (nine->shared && !baton_is_mine(&nine->baton))
-        baton_take(&nine->baton);
+    if (!nine->shared || baton_is_mine(&nine->baton))
+        return;
+    baton_take(&nine->baton);
+    if (nine->holds)
+        nine_holds_back(nine->holds);
 }
 
 static void on_breathe(void *context) {

@@ -18,6 +18,7 @@
 
 #include "restore/restore.h"
 #include "snapshot/snapshot.h"
+#include "tests/support_nine_holds.h"
 #include "tests/support_nine_pool.h"
 #include "tests/support_synth.h"
 #include "tools/baton.h"
@@ -68,7 +69,8 @@ struct nine {
     struct snapshot *snapshot; /* the same */
     struct restore_source source;
     struct baton baton;
-    int shared; /* two threads take turns with the baton */
+    int shared;               /* two threads take turns with the baton */
+    struct nine_holds *holds; /* of the thread that moves sessions; NULL: nobody looks */
     struct nine_user users[NINE_SESSIONS_MAX];
     uint32_t user_count; /* planned; texts are made when they are filled */
     struct image_policy policy;

@@ -5,6 +5,7 @@
  */
 #include "tests/support_nine_life.h"
 
+#include "engine/engine_inner.h"
 #include "store/base/clock.h"
 
 #include <fcntl.h>
@@ -39,6 +40,7 @@ struct decoder {
     struct nine *nine;
     struct nine_life *life;
     atomic_int stop, moving;
+    uint64_t quiet_ns; /* the median of quiet gaps, once sessions move */
     enum kv_err err;
     struct kv_diag diag;
 };
@@ -48,15 +50,21 @@ struct decoder {
 static void *decode(void *context) {
     struct decoder *decoder = context;
     const struct kv_clock *clock = kv_clock_system();
+    const uint64_t *wait_ns = &decoder->nine->engine->device->busy_ns[DEVICE_WAIT];
     uint64_t last_ns = 0;
 
     while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
         uint32_t tokens = 0;
         int moving = atomic_load(&decoder->moving);
         baton_take(&decoder->nine->baton);
+        uint64_t begun_ns = kv_clock_now_ns(clock), waited_ns = *wait_ns;
         decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
-        baton_give(&decoder->nine->baton);
         uint64_t now_ns = kv_clock_now_ns(clock);
+        const struct nine_stepped stepped = {tokens && last_ns ? now_ns - last_ns : 0,
+                                             now_ns - begun_ns, *wait_ns - waited_ns,
+                                             moving ? decoder->quiet_ns : 0};
+        nine_holds_stepped(decoder->life->holds, &stepped);
+        baton_give(&decoder->nine->baton);
         struct nine_gaps *gaps = moving ? &decoder->life->moving : &decoder->life->quiet;
         if (tokens && last_ns && gaps->count < NINE_GAPS_MAX)
             gaps->ns[gaps->count++] = now_ns - last_ns;
@@ -138,15 +146,25 @@ static uint32_t draw(const struct nine *nine, int awake, uint64_t *state) {
     return index;
 }
 
+static void move_on(struct nine *nine, enum nine_move_kind kind) {
+    if (nine->holds)
+        nine_holds_move(nine->holds, kind);
+}
+
 static enum kv_err exchange(struct nine *nine, uint32_t leaves, uint32_t comes,
                             struct nine_life *life, struct nine_move *move, struct kv_diag *diag) {
     struct receipt receipt;
     uint64_t begun_ns = kv_clock_now_ns(kv_clock_system());
-    enum kv_err err = nine_sleep(nine, leaves, &receipt, diag);
 
+    move_on(nine, NINE_SLEEPS);
+    enum kv_err err = nine_sleep(nine, leaves, &receipt, diag);
     move->sleep_ns = kv_clock_now_ns(kv_clock_system()) - begun_ns;
     move->sleep_bytes = receipt.door_bytes;
-    return err == KV_OK ? wake(nine, comes, life, move, diag) : err;
+    move_on(nine, NINE_WAKES);
+    if (err == KV_OK)
+        err = wake(nine, comes, life, move, diag);
+    move_on(nine, NINE_NOT_MOVING);
+    return err;
 }
 
 /* --- the plain reader */
@@ -217,8 +235,9 @@ static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder
 
     nine->users[out].away = 1;
     wait_gaps(decoder, &life->quiet, begun + quiet, 20);
-    atomic_store(&decoder->moving, 1);
     baton_take(&nine->baton);
+    decoder->quiet_ns = (uint64_t)(nine_gaps_ms(&life->quiet, 0.5) * 1e6);
+    atomic_store(&decoder->moving, 1);
     while (err == KV_OK && decoder->err == KV_OK && life->move_count < NINE_WAKES_MAX &&
            (nine_seconds() < begun + seconds || life->move_count == 0)) {
         uint32_t comes = draw(nine, 0, &state);
@@ -280,7 +299,8 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
 
     life->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *life->quiet.ns);
     life->moving.ns = calloc(NINE_GAPS_MAX, sizeof *life->moving.ns);
-    if (!life->quiet.ns || !life->moving.ns)
+    nine->holds = life->holds = calloc(1, sizeof *life->holds);
+    if (!life->quiet.ns || !life->moving.ns || !life->holds)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
     nine->shared = 1;
     if (pthread_create(&thread, NULL, decode, &decoder) != 0)
@@ -289,6 +309,7 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
     atomic_store(&decoder.stop, 1);
     pthread_join(thread, NULL);
     nine->shared = 0;
+    nine->holds = NULL;
     if (err == KV_OK && decoder.err != KV_OK) {
         err = decoder.err;
         *diag = decoder.diag;
@@ -305,4 +326,5 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
 void nine_life_release(struct nine_life *life) {
     free(life->quiet.ns);
     free(life->moving.ns);
+    free(life->holds);
 }

@@ -30,6 +30,7 @@ struct nine_plain {
 };
 struct nine_life {
     struct nine_gaps quiet, moving;
+    struct nine_holds *holds;
     struct nine_move moves[NINE_WAKES_MAX];
     uint32_t move_count;
     uint32_t wakes, proven;

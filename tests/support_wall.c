@@ -147,10 +147,13 @@ static void *wall_mapped(struct device *device, void *at) {
     return NULL;
 }
 
-static void wall_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
+static void wall_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
     struct wall *wall = wall_of(device);
+    struct device_extent own = *extent;
 
-    wall->inner->ops->fill(wall->inner, behind(wall, at), pattern, bytes);
+    for (uint32_t i = 0; i < own.part_count; i++)
+        own.part[i] = behind(wall, (void *)extent->part[i]);
+    wall->inner->ops->fill(wall->inner, &own, pattern);
 }
 
 static enum kv_err wall_copy_in(struct device *device, enum device_lane lane,

@@ -59,7 +59,7 @@ static void both_sides_of_the_wall_are_equal(void **state) {
     (void)state;
     open_fixture(&f, 1);
     resident[1] = live(&f.life, "walled", turns[1]);
-    assert_true(support_wall_calls() > calls + 1000);
+    assert_true(support_wall_calls() > calls + 300);
     reopen(&f, 0);
     calls = support_wall_calls();
     resident[0] = live(&f.life, "plain", turns[0]);

@@ -13,11 +13,23 @@
 struct source {
     uint32_t taken, given;
     int empty;
+    struct pinned *pinned; /* NULL: nobody looks whether its lock is free */
+    uint32_t locked;
 };
+
+static void look(struct source *source) {
+    if (!source->pinned)
+        return;
+    if (pthread_mutex_trylock(&source->pinned->lock) == 0)
+        pthread_mutex_unlock(&source->pinned->lock);
+    else
+        source->locked++;
+}
 
 static void *take(void *context, uint64_t bytes) {
     struct source *source = context;
 
+    look(source);
     if (source->empty)
         return NULL;
     source->taken++;
@@ -27,6 +39,7 @@ static void *take(void *context, uint64_t bytes) {
 static void give(void *context, void *at) {
     struct source *source = context;
 
+    look(source);
     source->given++;
     free(at);
 }
@@ -94,6 +107,43 @@ static void what_is_given_back_serves_again(void **state) {
     assert_int_equal(source.taken, source.given);
 }
 
+/* Pinning takes as long as many steps, each of which asks pinned_has. BREAK_PINNED_LOCK: the list
+ * is locked meanwhile. */
+static void nobody_waits_while_one_is_pinned(void **state) {
+    struct source source = {0};
+    struct pinned pinned;
+    uint8_t *held[PINNED_MAX];
+
+    (void)state;
+    pinned_init(&pinned, take, give, &source);
+    source.pinned = &pinned;
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        held[i] = pinned_get(&pinned, 4096);
+    for (uint32_t i = 0; i < PINNED_MAX; i++)
+        pinned_put(&pinned, held[i]);
+    assert_non_null(pinned_get(&pinned, 8192));
+    assert_int_equal(source.taken, PINNED_MAX + 1);
+    assert_int_equal(source.given, 1);
+    assert_int_equal(source.locked, 0);
+    source.pinned = NULL;
+    pinned_release(&pinned);
+    assert_int_equal(source.taken, source.given);
+}
+
+/* Wakes of much the same size: the second takes what the first had. */
+static void a_little_more_is_no_new_one(void **state) {
+    struct source source = {0};
+    struct pinned pinned;
+
+    (void)state;
+    pinned_init(&pinned, take, give, &source);
+    pinned_put(&pinned, pinned_get(&pinned, (uint64_t)129 << 20));
+    pinned_put(&pinned, pinned_get(&pinned, ((uint64_t)129 << 20) + 4096));
+    pinned_put(&pinned, pinned_get(&pinned, (uint64_t)132 << 20));
+    assert_int_equal(source.taken, 1);
+    pinned_release(&pinned);
+}
+
 /* BREAK_PINNED_END: only the first byte is looked at. */
 static void a_range_is_in_one_buffer_or_in_none(void **state) {
     struct source source = {0};
@@ -115,4 +165,6 @@ static void a_range_is_in_one_buffer_or_in_none(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(nobody_shares_a_buffer),
              cmocka_unit_test(what_is_given_back_serves_again),
+             cmocka_unit_test(nobody_waits_while_one_is_pinned),
+             cmocka_unit_test(a_little_more_is_no_new_one),
              cmocka_unit_test(a_range_is_in_one_buffer_or_in_none))

@@ -46,9 +46,10 @@ void *device_mapped(struct device *device, void *at) {
     return device->ops->mapped ? device->ops->mapped(device, at) : NULL;
 }
 
-void device_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
-    assert(bytes % 2 == 0);
-    device->ops->fill(device, at, pattern, bytes);
+void device_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
+    assert(extent->part_bytes % 16 == 0);
+    if (extent->part_count)
+        device->ops->fill(device, extent, pattern);
 }
 
 enum kv_err device_copy_in(struct device *device, enum device_lane lane,

@@ -86,7 +86,7 @@ struct device_ops {
     void *(*host_get)(struct device *device, uint64_t bytes);
     void (*host_put)(struct device *device, void *memory);
     void *(*mapped)(struct device *device, void *at); /* NULL: the processor reaches nothing */
-    void (*fill)(struct device *device, void *at, uint16_t pattern, uint64_t bytes);
+    void (*fill)(struct device *device, const struct device_extent *extent, uint16_t pattern);
     enum kv_err (*copy_in)(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);
     enum kv_err (*copy_out)(struct device *device, enum device_lane lane,
@@ -170,8 +170,9 @@ void *device_host_get(struct device *device, uint64_t bytes);
 void device_host_put(struct device *device, void *memory);
 /* Where the processor itself reads and writes what lies at `at`; NULL where it cannot. */
 void *device_mapped(struct device *device, void *at);
-/* Fills with a 16-bit pattern; bytes is even. */
-void device_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes);
+/* Fills every part with a 16-bit pattern, in the order of operations and before whatever a later
+ * call copies in; part_bytes a multiple of 16. */
+void device_fill(struct device *device, const struct device_extent *extent, uint16_t pattern);
 /* From the processor's memory, whose content has been taken when it returns. */
 enum kv_err device_copy_in(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);

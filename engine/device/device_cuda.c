@@ -67,6 +67,7 @@ struct cuda {
     struct arena arena;
     struct lane lanes[DEVICE_LANE_COUNT];
     struct pinned pinned;
+    cudaEvent_t filled; /* the last fill has ended */
 
     struct cuda_kvops_device kvops;
     struct cuda_ops_device ops;
@@ -75,7 +76,7 @@ struct cuda {
 
     struct cuda_kvops_plan plan;
     uint8_t *plan_host, *plan_head, *plan_units; /* plan_bytes each; the last two on the device */
-    uint64_t plan_bytes;
+    uint64_t plan_bytes, plan_known[CUDA_KVOPS_PLAN_KNOWN];
     struct graph graphs[GRAPHS_MAX];
     uint32_t graph_count;
     struct graph *recording;
@@ -173,25 +174,14 @@ static void cuda_host_put(struct device *device, void *memory) {
     pinned_put(&cuda_of(device)->pinned, memory);
 }
 
-/* For tests: the pattern is built here and copied, and has arrived when it returns. */
-static void cuda_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
+static void cuda_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
     struct cuda *cuda = cuda_of(device);
+    struct cuda_ops_fill args = {extent->part_count, pattern, extent->part_bytes, {NULL}};
     struct lane *lane = enter(cuda, DEVICE_STEP);
-    uint16_t *values = (uint16_t *)lane->ring;
-    uint64_t done = bytes < SLICE_BYTES ? bytes : SLICE_BYTES;
 
-    check(cuda, cudaStreamSynchronize(lane->stream), "fill");
-    for (uint64_t i = 0; i < done / 2; i++)
-        values[i] = pattern;
-    check(cuda, cudaMemcpyAsync(at, values, done, cudaMemcpyHostToDevice, lane->stream), "fill");
-    for (uint64_t each; done < bytes; done += each) {
-        each = done < bytes - done ? done : bytes - done;
-        check(
-            cuda,
-            cudaMemcpyAsync((uint8_t *)at + done, at, each, cudaMemcpyDeviceToDevice, lane->stream),
-            "fill");
-    }
-    check(cuda, cudaStreamSynchronize(lane->stream), "fill");
+    memcpy(args.part, extent->part, extent->part_count * sizeof args.part[0]);
+    check(cuda, cuda_ops_fill(&args, lane->stream), "fill");
+    check(cuda, cudaEventRecord(cuda->filled, lane->stream), "fill");
     pthread_mutex_unlock(&lane->lock);
 }
 
@@ -258,6 +248,8 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
     enum kv_err err = KV_OK;
     int direct = 0;
 
+    if (index != DEVICE_STEP)
+        (void)note(cuda, index, cudaStreamWaitEvent(lane->stream, cuda->filled, 0), "copy");
     for (uint32_t i = 0; i < count; i++) {
         if (!copies[i].bytes)
             continue;
@@ -481,6 +473,8 @@ static int plan_room(struct cuda *cuda, uint64_t bytes) {
 static void cuda_plan(struct device *device, const struct kvops_attend *singles) {
     struct cuda *cuda = cuda_of(device);
 
+    if (cuda_kvops_plan_same(singles, cuda->plan_known) && cuda->plan_bytes)
+        return;
     if (!plan_room(cuda, cuda_kvops_plan_bytes(singles, &cuda->kvops))) {
         check(cuda, cudaErrorMemoryAllocation, "a plan");
         return;
@@ -492,6 +486,7 @@ static void cuda_plan(struct device *device, const struct kvops_attend *singles)
                                     {cuda->plan_units, cuda->plan_host + head, used - head}};
     cuda->plan.units = (const struct cuda_kvops_unit *)cuda->plan_units;
     (void)cuda_copy_in(device, DEVICE_STEP, copies, 2);
+    cuda->plan_known[0] *= !cuda->lanes[DEVICE_STEP].failed;
 }
 
 static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
@@ -637,6 +632,8 @@ static void cuda_close(struct device *device) {
             (void)cudaStreamDestroy(lane->stream);
         pthread_mutex_destroy(&lane->lock);
     }
+    if (cuda->filled)
+        (void)cudaEventDestroy(cuda->filled);
     pinned_release(&cuda->pinned);
     if (cuda->digest_host)
         (void)cudaFreeHost(cuda->digest_host);
@@ -737,6 +734,8 @@ static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_setting
     (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
     for (uint32_t i = 0; i < DEVICE_LANE_COUNT && error == cudaSuccess; i++)
         error = open_lane(&cuda->lanes[i], i == DEVICE_STEP ? greatest : least);
+    if (error == cudaSuccess)
+        error = cudaEventCreateWithFlags(&cuda->filled, cudaEventDisableTiming);
     if (error == cudaSuccess)
         error = cuda_kvops_open(&cuda->kvops);
     if (error == cudaSuccess)

@@ -133,12 +133,13 @@ static void host_plan(struct device *device, const struct kvops_attend *singles)
     (void)singles;
 }
 
-static void host_fill(struct device *device, void *at, uint16_t pattern, uint64_t bytes) {
-    uint16_t *values = at;
-
+static void host_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
     (void)device;
-    for (uint64_t i = 0; i < bytes / 2; i++)
-        values[i] = pattern;
+    for (uint32_t part = 0; part < extent->part_count; part++) {
+        uint16_t *values = (uint16_t *)extent->part[part];
+        for (uint64_t i = 0; i < extent->part_bytes / 2; i++)
+            values[i] = pattern;
+    }
 }
 
 static enum kv_err host_scratch(struct device *device, uint64_t bytes) {

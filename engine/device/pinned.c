@@ -38,23 +38,46 @@ static uint32_t best_of(const struct pinned *pinned, uint64_t bytes) {
     return best;
 }
 
-/* A new one, in the place of the smallest that nobody has. */
-static uint32_t renew(struct pinned *pinned, uint64_t bytes) {
+/* The smallest that nobody has; PINNED_MAX: none. */
+static uint32_t spare_of(const struct pinned *pinned) {
     uint32_t spare = PINNED_MAX;
-    uint8_t *at;
 
     for (uint32_t i = 0; i < PINNED_MAX; i++)
         if (!pinned->buffers[i].taken &&
             (spare == PINNED_MAX || pinned->buffers[i].bytes < pinned->buffers[spare].bytes))
             spare = i;
-    if (spare == PINNED_MAX)
-        return PINNED_MAX;
-    if (pinned->buffers[spare].at)
-        pinned->give(pinned->context, pinned->buffers[spare].at);
+    return spare;
+}
+
+/* A large one is rounded up by an eighth at most, so that it serves for a little more too. */
+static uint64_t rounded(uint64_t bytes) {
+    uint64_t step = 1;
+
+    while (bytes >= PINNED_SPARE_BYTES && step < bytes / 16)
+        step *= 2;
+    return (bytes + step - 1) / step * step;
+}
+
+/* A new one in the place of `spare`. Pinning takes long and whoever copies looks at the list, so it
+ * is done without the lock; meanwhile the place is taken and has no memory. */
+static void renew(struct pinned *pinned, uint32_t spare, uint64_t bytes) {
+    uint8_t *old = pinned->buffers[spare].at, *at;
+
+    pinned->buffers[spare].at = NULL;
+    pinned->buffers[spare].bytes = 0;
+    pinned->buffers[spare].taken = 1;
+#ifndef BREAK_PINNED_LOCK
+    pthread_mutex_unlock(&pinned->lock);
+#endif
+    if (old)
+        pinned->give(pinned->context, old);
     at = pinned->take(pinned->context, bytes);
+#ifndef BREAK_PINNED_LOCK
+    pthread_mutex_lock(&pinned->lock);
+#endif
     pinned->buffers[spare].at = at;
     pinned->buffers[spare].bytes = at ? bytes : 0;
-    return at ? spare : PINNED_MAX;
+    pinned->buffers[spare].taken = at != NULL;
 }
 
 void *pinned_get(struct pinned *pinned, uint64_t bytes) {
@@ -63,11 +86,15 @@ void *pinned_get(struct pinned *pinned, uint64_t bytes) {
 
     pthread_mutex_lock(&pinned->lock);
     which = best_of(pinned, bytes);
-    if (which == PINNED_MAX)
-        which = renew(pinned, bytes);
-    if (which < PINNED_MAX) {
-#ifndef BREAK_PINNED_TAKEN
+    if (which == PINNED_MAX) {
+        which = spare_of(pinned);
+        if (which < PINNED_MAX)
+            renew(pinned, which, rounded(bytes));
+    }
+    if (which < PINNED_MAX && pinned->buffers[which].at) {
         pinned->buffers[which].taken = 1;
+#ifdef BREAK_PINNED_TAKEN
+        pinned->buffers[which].taken = 0;
 #endif
         at = pinned->buffers[which].at;
     }
@@ -77,7 +104,7 @@ void *pinned_get(struct pinned *pinned, uint64_t bytes) {
 
 void pinned_put(struct pinned *pinned, const void *at) {
     pthread_mutex_lock(&pinned->lock);
-    for (uint32_t i = 0; i < PINNED_MAX; i++)
+    for (uint32_t i = 0; i < PINNED_MAX && at; i++)
         pinned->buffers[i].taken &= pinned->buffers[i].at != at;
     pthread_mutex_unlock(&pinned->lock);
 }

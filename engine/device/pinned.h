@@ -4,7 +4,8 @@
  * is within one.
  * Not responsible for: getting and freeing their memory: the two calls of the device.
  *
- * Pinning costs a millisecond and unpinning waits for the device, so buffers are kept.
+ * Pinning costs a millisecond per 4 MiB and unpinning waits for the device, so buffers are kept,
+ * and large ones are rounded up so that they serve again.
  *
  * Threads: any.
  * Units: bytes.
@@ -17,7 +18,7 @@
 
 enum { PINNED_MAX = 32, PINNED_SPARE_BYTES = 4 << 20 };
 
-/* Initialised by pinned_init; the two calls are made under its lock. */
+/* Initialised by pinned_init; the two calls are made without its lock, by one thread or more. */
 struct pinned {
     pthread_mutex_t lock;
     void *(*take)(void *context, uint64_t bytes); /* NULL: there is none */

@@ -55,10 +55,13 @@ void block_expect(struct block *block, uint32_t streams) {
 }
 
 static void put_streams(struct block *block, uint32_t streams) {
+    uint32_t given[LAYOUT_BLOCK_SLOTS], count = 0;
+
     for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
         if (streams & 1u << stream & ~SLOTLESS)
-            slots_put(block->table->slots, block->map.slot + layout_stream_table(stream),
-                      layout_stream_slots(stream));
+            for (uint32_t i = 0; i < layout_stream_slots(stream); i++)
+                given[count++] = block->map.slot[layout_stream_table(stream) + i];
+    slots_put(block->table->slots, given, count);
 }
 
 void block_settle(struct block *block, enum kv_err err) {

@@ -63,8 +63,9 @@ enum kv_err slots_init(const struct slots_settings *settings, struct slots *slot
                            "no memory for a slot pool of %llu bytes: give less with --slots-memory",
                            (unsigned long long)slots->pool_bytes);
     slots->pool.meta = slots->pool.slots + slots->total * slots->slot_bytes;
+    const struct device_extent all = {{slots->pool.slots}, slots->pool_bytes, 1};
     if (settings->poison)
-        device_fill(settings->device, slots->pool.slots, SLOTS_POISON, slots->pool_bytes);
+        device_fill(settings->device, &all, SLOTS_POISON);
     fill_free_list(slots);
     return KV_OK;
 }
@@ -102,9 +103,9 @@ void slots_put(struct slots *slots, const uint32_t *given, uint32_t count) {
             continue;
 #endif
         assert(given[i] < slots->total);
-        slots_spoil(slots, given[i]);
         slots->free_list[slots->free_count++] = given[i];
     }
+    slots_spoil(slots, given, count);
 }
 
 uint32_t slots_of(uint32_t streams) {
@@ -126,13 +127,18 @@ uint8_t *slots_frame(const struct slots *slots, uint32_t frame) {
     return slots->pool.meta + frame * slots->frame_bytes;
 }
 
-void slots_spoil(struct slots *slots, uint32_t slot) {
-    if (slots->settings.poison)
-        device_fill(slots->settings.device, slots_at(slots, slot), SLOTS_POISON, slots->slot_bytes);
+void slots_spoil(struct slots *slots, const uint32_t *spoiled, uint32_t count) {
+    for (uint32_t done = 0; slots->settings.poison && done < count;) {
+        struct device_extent extent = {.part_bytes = slots->slot_bytes};
+        for (; done < count && extent.part_count < LAYOUT_BLOCK_SLOTS; done++)
+            extent.part[extent.part_count++] = slots_at(slots, spoiled[done]);
+        device_fill(slots->settings.device, &extent, SLOTS_POISON);
+    }
 }
 
 void slots_spoil_frame(struct slots *slots, uint32_t frame) {
+    const struct device_extent extent = {{slots_frame(slots, frame)}, slots->frame_bytes, 1};
+
     if (slots->settings.poison)
-        device_fill(slots->settings.device, slots_frame(slots, frame), SLOTS_POISON,
-                    slots->frame_bytes);
+        device_fill(slots->settings.device, &extent, SLOTS_POISON);
 }

@@ -57,7 +57,7 @@ uint32_t slots_of(uint32_t streams);
 uint8_t *slots_at(const struct slots *slots, uint32_t slot);
 uint8_t *slots_frame(const struct slots *slots, uint32_t frame);
 /* Poison for what is not free but holds nothing any more. */
-void slots_spoil(struct slots *slots, uint32_t slot);
+void slots_spoil(struct slots *slots, const uint32_t *spoiled, uint32_t count);
 void slots_spoil_frame(struct slots *slots, uint32_t frame);
 
 #endif

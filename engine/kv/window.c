@@ -22,6 +22,7 @@ void window_put(struct window *window, struct slots *slots) {
 
 void window_turn(struct window *window, struct slots *slots, const uint32_t *fresh) {
     struct kvops_page oldest[LAYOUT_BLOCK_PAGES];
+    uint32_t spoiled[LAYOUT_BLOCK_SLOTS];
     struct kvops_page *end = window->pages + LAYOUT_WINDOW_PAGES_MAX - LAYOUT_BLOCK_PAGES;
 
     memcpy(oldest, window->pages, sizeof oldest);
@@ -32,9 +33,10 @@ void window_turn(struct window *window, struct slots *slots, const uint32_t *fre
         uint32_t *slot = &end[i / LAYOUT_PAGE_SLOTS].slot[i % LAYOUT_PAGE_SLOTS];
         if (fresh)
             *slot = fresh[i];
-        else
-            slots_spoil(slots, *slot);
+        spoiled[i] = *slot;
     }
+    if (!fresh)
+        slots_spoil(slots, spoiled, LAYOUT_BLOCK_SLOTS);
 }
 
 enum kv_err window_append(struct window *window, struct device *device, const struct slots *slots,

@@ -72,6 +72,10 @@ struct cuda_kvops_plan {
     uint32_t form;            /* bits of enum cuda_kvops_form */
     uint32_t control_runs[2]; /* of the longest sequence of FP8, of K8I4: kernels of their own */
 };
+/* 1 when a plan of grain 0 for `args` is the one that was made for what `known` describes: zeroes
+ * at first, and `args` from now on. The same device and pool throughout. */
+enum { CUDA_KVOPS_PLAN_KNOWN = 130 };
+int cuda_kvops_plan_same(const struct kvops_attend *args, uint64_t *known);
 size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
                              const struct cuda_kvops_device *device);
 /* Here `args` is the host's copy, with host pointers; it reads counts and tiers only. Fills `host`

@@ -1,7 +1,7 @@
 /* kernels/cuda/cuda_ops.h - launchers of the CUDA twins of ops.h.
  *
  * Responsible for: embedding, RMS norm, RoPE with the BF16 write of K and V, SwiGLU, add, matrix
- * products over BF16 weights, the best tokens, copies of slots.
+ * products over BF16 weights, the best tokens, copies and patterns.
  * Not responsible for: memory, streams.
  *
  * As in cuda_kvops.h the argument struct is read on the host during the call and every pointer in
@@ -45,6 +45,16 @@ struct cuda_ops_copies {
     size_t bytes[CUDA_OPS_COPIES_MAX];
 };
 cudaError_t cuda_ops_copy(const struct cuda_ops_copies *copies, cudaStream_t stream);
+
+/* A 16-bit pattern into equal parts, 16-byte aligned; bytes a multiple of 16. */
+enum { CUDA_OPS_FILL_PARTS = 32 };
+struct cuda_ops_fill {
+    uint32_t count;
+    uint16_t pattern;
+    uint64_t bytes; /* of a part */
+    void *part[CUDA_OPS_FILL_PARTS];
+};
+cudaError_t cuda_ops_fill(const struct cuda_ops_fill *args, cudaStream_t stream);
 
 /* Of the current device; must succeed once per device before cuda_ops_matmul. */
 struct cuda_ops_device {

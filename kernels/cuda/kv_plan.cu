@@ -30,6 +30,7 @@ struct planner {
     uint8_t *splits;
     uint32_t *load;  /* [cta] */
     uint32_t *count; /* [cta] */
+    uint32_t *heap;  /* [cta]: the least loaded first, of equals the first */
 };
 
 static int is_bf16(const struct kvops_seq *seq) {
@@ -113,7 +114,7 @@ static size_t rounds_max(const struct planner *plan) {
 
 static size_t bytes_of(const struct planner *plan) {
     return plan->units_off + rounds_max(plan) * plan->ctas * sizeof(struct cuda_kvops_unit) +
-           2 * plan->ctas * sizeof(uint32_t);
+           3 * plan->ctas * sizeof(uint32_t);
 }
 
 size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
@@ -127,13 +128,27 @@ size_t cuda_kvops_plan_bytes(const struct kvops_attend *args,
     return bytes_of(&plan) > bytes ? bytes_of(&plan) : bytes;
 }
 
-static uint32_t least_loaded(const struct planner *plan) {
-    uint32_t least = 0;
+static int is_less(const struct planner *plan, uint32_t a, uint32_t b) {
+    return plan->load[a] < plan->load[b] || (plan->load[a] == plan->load[b] && a < b);
+}
 
-    for (uint32_t cta = 1; cta < plan->ctas; cta++)
-        if (plan->load[cta] < plan->load[least])
-            least = cta;
-    return least;
+static void sink(struct planner *plan, uint32_t at) {
+    uint32_t *heap = plan->heap, moving = heap[at];
+
+    for (uint32_t child; (child = 2 * at + 1) < plan->ctas; at = child) {
+        child += child + 1 < plan->ctas && is_less(plan, heap[child + 1], heap[child]);
+        if (!is_less(plan, heap[child], moving))
+            break;
+        heap[at] = heap[child];
+    }
+    heap[at] = moving;
+}
+
+static void order(struct planner *plan) {
+    for (uint32_t cta = 0; cta < plan->ctas; cta++)
+        plan->heap[cta] = cta;
+    for (uint32_t at = plan->ctas / 2; at-- > 0;)
+        sink(plan, at);
 }
 
 static void give(struct planner *plan, const struct cuda_kvops_unit *unit, uint32_t cta,
@@ -141,6 +156,12 @@ static void give(struct planner *plan, const struct cuda_kvops_unit *unit, uint3
     plan->units[(size_t)plan->count[cta] * plan->ctas + cta] = *unit;
     plan->count[cta]++;
     plan->load[cta] += weight;
+}
+
+/* Between two orders nobody else is given anything. */
+static void give_least(struct planner *plan, const struct cuda_kvops_unit *unit, uint32_t weight) {
+    give(plan, unit, plan->heap[0], weight);
+    sink(plan, 0);
 }
 
 /* All units of one kind, in order of sequence, KV head, part, place. */
@@ -153,6 +174,7 @@ static void give_kind(struct planner *plan, enum cuda_kvops_kind kind) {
     const uint8_t *split = plan->splits;
     uint64_t given = 0;
 
+    order(plan);
     for (uint32_t i = 0; i < plan->args->seq_count; i++) {
         const struct kvops_seq *seq = &plan->args->seqs[i];
         uint32_t items = state_runs(seq) + state_tails(seq);
@@ -167,9 +189,10 @@ static void give_kind(struct planner *plan, enum cuda_kvops_kind kind) {
                 unit.item = item + unit.head * items + unit.first;
                 if (split[unit.head * nodes_of(seq) + unit.first / STATE_NODE_RUNS] == node)
                     continue;
-                uint32_t cta = node ? (uint32_t)(given++ * plan->ctas / plan->whole[bf16])
-                                    : least_loaded(plan);
-                give(plan, &unit, cta, weight);
+                if (node)
+                    give(plan, &unit, (uint32_t)(given++ * plan->ctas / plan->whole[bf16]), weight);
+                else
+                    give_least(plan, &unit, weight);
             }
         }
         split += heads * nodes_of(seq);
@@ -180,6 +203,7 @@ static void give_kind(struct planner *plan, enum cuda_kvops_kind kind) {
 static void give_tails(struct planner *plan) {
     uint32_t heads = plan->args->pool.geometry.kv_heads, item = 0;
 
+    order(plan);
     for (uint32_t i = 0; i < plan->args->seq_count; i++) {
         const struct kvops_seq *seq = &plan->args->seqs[i];
         uint32_t runs = state_runs(seq), tails = state_tails(seq);
@@ -191,7 +215,7 @@ static void give_tails(struct planner *plan) {
             unit.kind = CUDA_KVOPS_TAIL;
             for (unit.first = 0; unit.first < tails; unit.first += STATE_NODE_RUNS) {
                 unit.item = item + unit.head * (runs + tails) + runs + unit.first;
-                give(plan, &unit, least_loaded(plan), WEIGHT_TAIL);
+                give_least(plan, &unit, WEIGHT_TAIL);
             }
         }
         item += heads * (runs + tails);
@@ -226,6 +250,22 @@ static void split_nodes(struct planner *plan, uint32_t grain) {
     }
 }
 
+/* Everything that the plan reads of a sequence, in 64 bits; the chunk is there or not for all. */
+int cuda_kvops_plan_same(const struct kvops_attend *args, uint64_t *known) {
+    uint64_t head = (uint64_t)args->q_heads << 32 | args->seq_count << 1 | (uint64_t)is_wide(args);
+    int same = known[0] == head && args->seq_count < CUDA_KVOPS_PLAN_KNOWN;
+
+    known[0] = head;
+    for (uint32_t i = 0; i < args->seq_count && i + 1 < CUDA_KVOPS_PLAN_KNOWN; i++) {
+        const struct kvops_seq *seq = &args->seqs[i];
+        uint64_t kind = is_bf16(seq) ? 1 : is_control(seq) ? 2 + seq->blocks[0].tier : 0;
+        uint64_t now = (uint64_t)state_runs(seq) << 32 | (uint64_t)state_tails(seq) << 8 | kind;
+        same &= known[1 + i] == now;
+        known[1 + i] = now;
+    }
+    return same;
+}
+
 size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_kvops_device *device,
                             uint32_t grain, void *host, const void *device_memory,
                             struct cuda_kvops_plan *plan_out) {
@@ -240,6 +280,7 @@ size_t cuda_kvops_plan_make(const struct kvops_attend *args, const struct cuda_k
     plan.units = (struct cuda_kvops_unit *)((uint8_t *)host + plan.units_off);
     plan.load = (uint32_t *)(plan.units + rounds_max(&plan) * plan.ctas);
     plan.count = plan.load + plan.ctas;
+    plan.heap = plan.count + plan.ctas;
     memset(plan.load, 0, 2 * plan.ctas * sizeof *plan.load);
     plan_out->control_runs[0] = plan_out->control_runs[1] = 0;
     for (uint32_t i = 0; i < args->seq_count; i++) {
