@@ -78,7 +78,7 @@ static void note_error(struct audit *audit, enum kv_err err, const struct kv_dia
     audit->first_diag = *diag;
 }
 
-static enum kv_err collect(struct audit *audit, struct kv_diag *diag) {
+static enum kv_err read_images(struct audit *audit, struct kv_diag *diag) {
     struct store *store = service_store(audit->service);
     const struct kv_alloc *alloc = audit->cmd->alloc;
     enum kv_err err = snapshot_list(store, alloc, on_name, audit, diag);
@@ -90,13 +90,23 @@ static enum kv_err collect(struct audit *audit, struct kv_diag *diag) {
         struct kv_diag own = {""};
         enum kv_err read = restore_image(store, alloc, member->name, &member->image, &own);
         if (read != KV_OK) {
-            note_error(audit, read, &own);
+            /* In a daemon it may have been removed since the list was made. */
+            if (read != KV_ERR_NOT_FOUND || audit->cmd->host == NULL)
+                note_error(audit, read, &own);
             image_init(&member->image);
             continue;
         }
         kv_alloc_release(alloc, member->image.ids);
         member->image.ids = NULL;
     }
+    return err;
+}
+
+/* Nobody's session is touched yet: in a daemon others are at work meanwhile. */
+static enum kv_err collect(struct audit *audit, struct kv_diag *diag) {
+    engine_away(service_engine(audit->service));
+    enum kv_err err = read_images(audit, diag);
+    engine_back(service_engine(audit->service));
     return err;
 }
 
@@ -194,8 +204,7 @@ static enum kv_err ask_foreign(struct session *session, const struct image *imag
         return err;
     findings->foreign_asked++;
     findings->foreign_answered += result.passed != 0;
-    /* In a daemon others step between two questions. */
-    engine_breathe(session_engine(session));
+    session_ask_breathe(session);
     err = ask_absent(session, other->expect, &absent, diag);
     findings->absent_asked += err == KV_OK;
     findings->absent_answered += absent != 0;
@@ -204,9 +213,11 @@ static enum kv_err ask_foreign(struct session *session, const struct image *imag
     return err;
 }
 
+/* In a daemon others step between two questions; this session stays what it is. */
 static enum kv_err ask_all(struct audit *audit, size_t here, struct session *session,
                            struct findings *findings, struct kv_diag *diag) {
     const struct image *image = &member_at(audit, here)->image;
+    session_ask_begin(session);
     enum kv_err err = ask_own(session, findings, diag);
     for (size_t i = 0; err == KV_OK && i < audit->count; i++) {
         const struct member *there = member_at(audit, i);
@@ -215,6 +226,7 @@ static enum kv_err ask_all(struct audit *audit, size_t here, struct session *ses
         if (err == KV_OK && cmd_interrupted(audit->cmd))
             err = kv_diag_set(diag, KV_ERR_CANCELLED, "the audit was stopped");
     }
+    session_ask_end(session);
     return err;
 }
 

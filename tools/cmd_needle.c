@@ -284,13 +284,15 @@ static enum kv_err check_in(struct cmd *cmd, struct session *session, struct kv_
     }
     cJSON *list = needle_list(cmd);
     cmd_progress(cmd, &progress, "asking", "needles");
+    session_ask_begin(session);
     for (uint32_t i = first; i < end && err == KV_OK; i++) {
         progress_update(&progress, i - first, end - first);
-        engine_breathe(session_engine(session));
+        session_ask_breathe(session);
         err = cmd_interrupted(cmd) ? kv_diag_set(diag, KV_ERR_CANCELLED,
                                                  "stopped after %" PRIu32 " needles", i - first)
                                    : check_one(session, i, list, &checked, diag);
     }
+    session_ask_end(session);
     progress_end(&progress);
     KV_TRY(err);
     if (checked.failed > 0)
