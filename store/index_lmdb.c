@@ -24,7 +24,9 @@
 /* The file grows with use, the map is address space only. */
 static const size_t map_bytes_first = (size_t)16 << 20;
 static const size_t map_bytes_end = (size_t)1 << 40;
-enum { APPLIES_PER_CHECK = 64 };
+/* Look-ups at the same time, of all programs together; 64 bytes of lock.mdb each. LMDB's own 126 are
+ * fewer than the connections of one daemon. */
+enum { APPLIES_PER_CHECK = 64, READERS_MAX = 1022 };
 
 struct index {
     const struct kv_alloc *alloc;
@@ -158,6 +160,10 @@ static int open_env(struct index *index, const struct index_options *options, un
         rc = mdb_env_set_maxdbs(index->env, 2);
     if (rc == 0)
         rc = mdb_env_set_mapsize(index->env, map_bytes_first);
+#ifndef BREAK_READERS
+    if (rc == 0)
+        rc = mdb_env_set_maxreaders(index->env, READERS_MAX);
+#endif
     if (rc == 0)
         rc = mdb_env_open(index->env, path, MDB_NOTLS | MDB_NORDAHEAD | extra, 0600);
     if (rc != 0) {

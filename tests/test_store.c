@@ -4,7 +4,7 @@
  * sizes, counts, the account of a commit, reading beside a writer in another process, what is said
  * of direct I/O.
  * Not responsible for: faults (test_store_batch.c), opening (test_store_open.c).
- * Broken twins: BREAK_UPDATE, BREAK_STALE_READERS.
+ * Broken twins: BREAK_UPDATE, BREAK_STALE_READERS, BREAK_READERS.
  */
 #include "store/store.h"
 
@@ -376,8 +376,8 @@ static void index_grows_by_itself(void **state) {
     store_close(store);
 }
 
-/* A program that takes every reader's slot, each in the middle of a look-up, and is killed. */
-static void killed_reader(const char *dir) {
+/* A program that takes so many readers' slots, 0: every one, each in the middle of a look-up. */
+static pid_t slots_taken_by(const char *dir, int count) {
     int ends[2];
     char word = 0;
     assert_int_equal(pipe(ends), 0);
@@ -391,17 +391,48 @@ static void killed_reader(const char *dir) {
         if (mdb_env_create(&env) != 0 || mdb_env_open(env, path, MDB_RDONLY | MDB_NOTLS, 0600) != 0)
             _exit(1);
         int rc = 0;
-        while (rc == 0)
+        for (int i = 0; rc == 0 && (count == 0 || i < count); i++)
             rc = mdb_txn_begin(env, NULL, MDB_RDONLY, &txn);
-        if (rc != MDB_READERS_FULL || write(ends[1], "x", 1) != 1)
+        if (rc != (count == 0 ? MDB_READERS_FULL : 0) || write(ends[1], "x", 1) != 1)
             _exit(2);
         pause();
     }
     close(ends[1]);
     assert_int_equal(read(ends[0], &word, 1), 1);
     close(ends[0]);
+    return child;
+}
+
+static void end_of(pid_t child) {
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
+static void killed_reader(const char *dir) {
+    end_of(slots_taken_by(dir, 0));
+}
+
+/* Fails with BREAK_READERS. */
+static void many_readers_find_a_slot(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    struct store_record record;
+    struct kv_diag diag = {""};
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    struct store *store = support_store_open(&options);
+    assert_int_equal(support_store_commit(store, 0, 3, 1, NULL), KV_OK);
+    pid_t child = slots_taken_by(dir, 500);
+    assert_true(support_store_matches(store, 1, 1, 1));
+    assert_int_equal(support_store_commit(store, 3, 5, 1, NULL), KV_OK);
+    /* As long as they live nobody takes the slots of others. */
+    pid_t second = slots_taken_by(dir, 0);
+    assert_int_equal(store_get(store, "r00001", 6, &record, &diag), KV_ERR_IO);
+    assert_non_null(strstr(diag.text, "end some of them"));
+    end_of(second);
+    assert_true(support_store_matches(store, 1, 1, 1));
+    end_of(child);
+    store_close(store);
 }
 
 /* Look-ups find a slot, and what is written over and over does not grow the index.
@@ -559,4 +590,5 @@ TESTING_MAIN(cmocka_unit_test(shrinking_drops_kinds), cmocka_unit_test(the_log_e
              cmocka_unit_test(walks_are_ordered_and_bounded), cmocka_unit_test(sizes_are_checked),
              cmocka_unit_test(batches_come_one_at_a_time),
              cmocka_unit_test(commit_gives_its_account), cmocka_unit_test(readers_beside_a_writer),
-             cmocka_unit_test(index_grows_by_itself), cmocka_unit_test(killed_readers_are_cleared))
+             cmocka_unit_test(index_grows_by_itself), cmocka_unit_test(killed_readers_are_cleared),
+             cmocka_unit_test(many_readers_find_a_slot))
