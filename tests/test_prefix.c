@@ -455,7 +455,7 @@ static void store_reasoned(struct serving *serving, const char *name, struct ser
     assert_int_equal(err | turn_work(service, session, &work, &diag), KV_OK);
     assert_int_equal(service_save(service, session, 0, &receipt, &diag), KV_OK);
     service_leave(service);
-    serve_settle(serving->serve);
+    assert_true(serve_settle(serving->serve, UINT64_MAX));
     turn_rendered_release(service, &rendered);
     turn_rendered_release(service, &open);
 }

@@ -686,6 +686,33 @@ static void on_log(void *context, const char *line) {
     pthread_mutex_unlock(&logged->lock);
 }
 
+/* Holds up whoever writes a receipt down, until it is let go. */
+static void on_receipt_line(void *context, const char *line) {
+    struct gate *gate = context;
+    if (strstr(line, " receipt=") != NULL)
+        (void)hold(gate, NULL);
+}
+
+/* A disk that does not answer must not keep a daemon from its end. */
+static void waiting_for_receipts_has_an_end(void **state) {
+    struct serving *serving = *state;
+    struct gate gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    struct receipt receipt;
+    serving->serve_settings.log = on_receipt_line;
+    serving->serve_settings.log_context = &gate;
+    serving_open(serving);
+    assert_true(serve_settle(serving->serve, 0));
+    service_enter(serving->service);
+    feed_unsaved(serving, "a");
+    struct session *session = session_find(service_engine(serving->service), "a");
+    assert_int_equal(service_save(serving->service, session, 0, &receipt, &serving->diag), KV_OK);
+    service_leave(serving->service);
+    await_gate(&gate);
+    assert_false(serve_settle(serving->serve, 20000000));
+    set_gate(&gate, 1);
+    assert_true(serve_settle(serving->serve, UINT64_MAX));
+}
+
 static void text_is_logged_only_when_asked(void **state) {
     struct serving *serving = *state;
     static struct logged logged = {PTHREAD_MUTEX_INITIALIZER, 0, 0};
@@ -751,5 +778,6 @@ TESTING_MAIN(SERVING(answers_do_not_depend_on_neighbours),
              SERVING(an_answer_that_was_not_saved_is_had_again),
              SERVING(a_session_that_nobody_uses_goes_to_sleep),
              SERVING(stopping_saves_beside_sessions_that_go_to_sleep),
-             SERVING(stopping_names_what_is_still_at_work), SERVING(text_is_logged_only_when_asked),
+             SERVING(stopping_names_what_is_still_at_work),
+             SERVING(waiting_for_receipts_has_an_end), SERVING(text_is_logged_only_when_asked),
              SERVING(a_wall_clock_that_jumps_changes_nothing))

@@ -197,7 +197,7 @@ void cmd_write_begin(struct cmd *cmd, struct service *service) {
     leave(cmd);
     /* What is told of sessions so far is told under their names of now. */
     if (cmd->host->serve != NULL)
-        serve_settle(cmd->host->serve);
+        (void)serve_settle(cmd->host->serve, UINT64_MAX);
     snapshot_writer_take(service_snapshot(service));
     cmd->writes = 1;
 }

@@ -203,13 +203,23 @@ static void *watch_signals(void *context) {
     }
 }
 
-/* What a command waits for may never come, as with a pipe that nobody opens: then the process ends
- * around it, and says that not all of it is saved. */
-static _Noreturn void leave_behind(enum kv_err err, const struct kv_diag *diag) {
+/* What a command waits for may never come, as with a pipe that nobody opens, nor the disk that
+ * receipts go to: then the process ends around them, and says that not all of it is saved. */
+static _Noreturn void leave_behind(const char *whom, enum kv_err err, const struct kv_diag *diag) {
     if (err != KV_OK)
         log_text("", diag->text);
-    log_line(NULL, "a command does not end; leaving without it");
+    log_text(whom, "; leaving without");
     _exit(cmd_exit_code(err != KV_OK ? err : KV_ERR_BUSY));
+}
+
+/* Ends the process when it would wait for ever. */
+static void let_end(struct daemon *daemon, int alone, enum kv_err err, const struct kv_diag *diag) {
+    int told =
+        daemon->serve == NULL || serve_settle(daemon->serve, CONTROL_WAIT_SECONDS * second_ns);
+    if (!told)
+        log_line(NULL, "receipts of what was done last cannot be written down");
+    if (!alone || !told)
+        leave_behind(alone ? "receipts do not end" : "a command does not end", err, diag);
 }
 
 /* Returns what could not be made durable. */
@@ -227,10 +237,7 @@ static enum kv_err end(struct daemon *daemon, struct kv_diag *diag) {
         pthread_join(thread, NULL);
     if (second.over >= 0)
         close(second.over);
-    if (!alone) {
-        serve_settle(daemon->serve);
-        leave_behind(err, diag);
-    }
+    let_end(daemon, alone, err, diag);
     return err;
 }
 
@@ -303,9 +310,10 @@ static enum kv_err run(struct daemon *daemon, struct kv_diag *diag) {
         if (daemon->lost)
             err = kv_diag_set(diag, KV_ERR_DEVICE,
                               "the device is lost; what was saved is safe: start again");
-    } else if (daemon->control != NULL &&
-               !control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns)) {
-        leave_behind(err, diag);
+    } else {
+        int alone = daemon->control == NULL ||
+                    control_stop(daemon->control, CONTROL_WAIT_SECONDS * second_ns);
+        let_end(daemon, alone, err, diag);
     }
     close_all(daemon);
     return err;

@@ -175,7 +175,7 @@ static void *client_main(void *context) {
     if (may_ask(client) && get_head(client, head) && get_texts(client, head)) {
         const char *name = client->text_count > 2 ? client->argv[2] : "";
         int code = run_command(client);
-        serve_settle(client->control->settings.serve);
+        (void)serve_settle(client->control->settings.serve, UINT64_MAX);
         char text[64];
         snprintf(text, sizeof text, "%.32s exit=%d", name, code);
         say(client->control, "command", text);

@@ -40,8 +40,9 @@ struct service *serve_service(struct serve *serve);
 enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag);
 /* The same for one of them, also a name that is nowhere any more. */
 enum kv_err serve_note(struct serve *serve, const char *name, struct kv_diag *diag);
-/* Not as the scheduler thread: until every receipt so far is kept, and what it saved is found. */
-void serve_settle(struct serve *serve);
+/* Not as the scheduler thread: until every receipt so far is kept, and what it saved is found, for
+ * at most `wait_ns` (UINT64_MAX: however long). 1 when they are. */
+int serve_settle(struct serve *serve, uint64_t wait_ns);
 
 enum serve_found { SERVE_NEW, SERVE_DEVICE, SERVE_RAM, SERVE_DISK }; /* where it was woken from */
 enum serve_finish { SERVE_STOP, SERVE_LENGTH, SERVE_CONTEXT, SERVE_CANCELLED, SERVE_DEADLINE };

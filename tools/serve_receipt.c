@@ -7,9 +7,11 @@
  * Where none can wait in the queue, for want of memory or since it is full, and once the thread has
  * ended, a receipt is written down where it comes.
  */
+#include "store/base/bytes.h"
 #include "tools/serve_inner.h"
 
 #include <string.h>
+#include <time.h>
 
 struct serve_receipt {
     struct serve_receipt *next;
@@ -128,12 +130,20 @@ uint64_t serve_receipt_await(struct serve *serve, uint64_t number) {
     return id;
 }
 
-void serve_settle(struct serve *serve) {
+int serve_settle(struct serve *serve, uint64_t wait_ns) {
+    static const uint64_t second_ns = 1000000000;
+    uint64_t until_ns = 0;
+    if (!kv_add_u64(kv_clock_now_ns(kv_clock_system()), wait_ns, &until_ns))
+        until_ns = INT64_MAX;
+    const struct timespec until = {(time_t)(until_ns / second_ns), (long)(until_ns % second_ns)};
+    int late = 0;
     pthread_mutex_lock(&serve->lock);
     uint64_t come = serve->come;
-    while (serve->come - serve->waiting < come)
-        pthread_cond_wait(&serve->written, &serve->lock);
+    while (serve->come - serve->waiting < come && !late)
+        late = pthread_cond_clockwait(&serve->written, &serve->lock, CLOCK_MONOTONIC, &until) != 0;
+    int settled = serve->come - serve->waiting >= come;
     pthread_mutex_unlock(&serve->lock);
+    return settled;
 }
 
 static void *write_main(void *context) {
