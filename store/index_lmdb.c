@@ -24,8 +24,8 @@
 /* The file grows with use, the map is address space only. */
 static const size_t map_bytes_first = (size_t)16 << 20;
 static const size_t map_bytes_end = (size_t)1 << 40;
-/* Look-ups at the same time, of all programs together; 64 bytes of lock.mdb each. LMDB's own 126 are
- * fewer than the connections of one daemon. */
+/* Look-ups at the same time, of all programs together; 64 bytes of lock.mdb each. LMDB's own 126
+ * are fewer than the connections of one daemon. */
 enum { APPLIES_PER_CHECK = 64, READERS_MAX = 1022 };
 
 struct index {
