@@ -2,7 +2,9 @@
  *
  * Responsible for: the acts, goal and value side by side, one JSON file per recipe and an overview.
  *   fit       users that fit into a pool: arithmetic at 8B, counted at the small geometry
+ *   prefill   what a prefill of the same length would cost
  *   curves    each recipe with 1, 2, 4, 5 … users: steps, slots, needles
+ *   wakes     one user's, from the disk, eagerly and from memory, while nobody else works
  *   life      the last recipe's users go to sleep and wake by lot while the others decode
  * Not responsible for: users (support_nine.h), slots (support_nine_pool.h), sleep and wake
  * (support_nine_life.h), the files themselves (support_nine_file.h).
@@ -148,6 +150,11 @@ static void tell_score(struct nine_results *results, const char *what,
         wrong(results, what, score->first_wrong);
 }
 
+/* Weights and resident KV at the rate of a copy. */
+static double floor_ms(const struct nine_results *results, const struct nine_point *point) {
+    return results->copy_rate > 0 ? (double)point->step_bytes / results->copy_rate * 1e3 : 0;
+}
+
 static void tell_curve(struct nine_results *results, const struct nine_curve *curve) {
     printf("%s%s: %llu tokens filled in %.2f s\n", curve->recipe->name,
            curve->largest < curve->wanted ? ", the pool is full" : "",
@@ -155,10 +162,10 @@ static void tell_curve(struct nine_results *results, const struct nine_curve *cu
     for (uint32_t i = 0; i < curve->point_count; i++) {
         const struct nine_point *point = &curve->points[i];
         printf("  %2u users: step p50 %9.3f ms, p99 %9.3f; %8.1f tok/s each, %8.1f in all; %6llu "
-               "slots; %.2f GB a step, %.1f GB/s\n",
+               "slots; %.2f GB a step, %.1f GB/s, floor %.3f ms\n",
                point->users, point->p50_ms, point->p99_ms, point->tokens_s / point->users,
                point->tokens_s, (unsigned long long)point->slots, (double)point->step_bytes * 1e-9,
-               (double)point->step_bytes / point->p50_ms * 1e-6);
+               (double)point->step_bytes / point->p50_ms * 1e-6, floor_ms(results, point));
     }
     if (curve->full[0])
         printf("  %u of %u users: %s\n", curve->largest, curve->wanted, curve->full);
@@ -251,13 +258,36 @@ static double rate(uint64_t bytes, uint64_t ns) {
     return ns ? (double)bytes / (double)ns : 0;
 }
 
+static int act_wakes(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
+    static const char *const names[NINE_WAKE_KINDS] = {"disk", "eager", "memory"};
+    struct nine_wakes *wakes = &results->wakes;
+
+    tell_act(results, "A wake alone, up to its first token");
+    if (nine_wakes_run(nine, wakes, diag) != KV_OK)
+        return 0;
+    for (int round = 0; round < NINE_PAIRS; round++)
+        for (int kind = 0; kind < NINE_WAKE_KINDS; kind++) {
+            const struct nine_wake *wake = &wakes->kinds[kind][round];
+            printf("  %-6s awake after %9.2f ms, first token after %9.2f; %.4f GB from the disk, "
+                   "%.4f GB from memory\n",
+                   names[kind], (double)wake->wake_ns * 1e-6, (double)wake->first_ns * 1e-6,
+                   (double)wake->door_bytes * 1e-9, (double)wake->ram_bytes * 1e-9);
+        }
+    for (int round = 0; round < NINE_PAIRS; round++)
+        printf("  pinned copy of as many bytes %.2f ms, %.2f GB/s\n",
+               (double)wakes->copy_ns[round] * 1e-6,
+               rate(wakes->copy_bytes, wakes->copy_ns[round]));
+    if (wakes->proven != wakes->wakes || wakes->wakes == 0)
+        wrong(results, "a wake is not proven", wakes->first_unproven);
+    return 1;
+}
+
 static int act_life(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     struct nine_life *life = &results->life;
     struct nine_move sum = {0};
 
     tell_act(results, "More than are awake");
-    if (!make_sessions(results, nine, diag) ||
-        nine_live(nine, results->wish->seconds, life, diag) != KV_OK)
+    if (nine_live(nine, results->wish->seconds, life, diag) != KV_OK)
         return 0;
     results->lived = 1;
     for (uint32_t i = 0; i < life->move_count; i++) {
@@ -346,6 +376,43 @@ static void tell_holds(struct nine_holds *holds) {
                (double)holds->longest[i].hold_ns * 1e-6);
 }
 
+static uint64_t middle(const uint64_t ns[NINE_PAIRS]) {
+    double sorted[NINE_PAIRS];
+
+    for (int i = 0; i < NINE_PAIRS; i++)
+        sorted[i] = (double)ns[i];
+    qsort(sorted, NINE_PAIRS, sizeof sorted[0], by_ratio);
+    return (uint64_t)sorted[NINE_PAIRS / 2];
+}
+
+/* A resume against a prefill of as many tokens, and wakes against what bounds them. */
+static void tell_wakes(struct nine_results *results, const struct nine *nine) {
+    struct nine_wakes *wakes = &results->wakes;
+    const struct nine_life *life = &results->life;
+    uint64_t plain_ns[NINE_PAIRS], plain_bytes = life->plain[0].bytes;
+    double tokens = nine->users[wakes->user].tokens;
+    double prefill_s = results->prefill.seconds * tokens / (double)nine->settings.tokens;
+    struct nine_wake disk = *nine_wakes_median(wakes, NINE_EXACT, 0);
+    struct nine_wake memory = *nine_wakes_median(wakes, NINE_RAM, 0);
+    struct nine_wake exact = *nine_wakes_median(wakes, NINE_EXACT, 1);
+    struct nine_wake eager = *nine_wakes_median(wakes, NINE_EAGER, 1);
+
+    for (int i = 0; i < NINE_PAIRS; i++)
+        plain_ns[i] = (uint64_t)((double)life->plain[i].ns * (double)plain_bytes /
+                                 (double)life->plain[i].bytes);
+    double floor_s = (double)disk.door_bytes / rate(plain_bytes, middle(plain_ns)) * 1e-9;
+    row(results, "resume from the disk over a prefill, times as fast", 0.9 * prefill_s / floor_s,
+        NINE_AT_LEAST, prefill_s / ((double)disk.wake_ns * 1e-9));
+    row(results, "resume from memory over a prefill, times as fast", 60, NINE_AT_LEAST,
+        prefill_s / ((double)memory.wake_ns * 1e-9));
+    row(results, "wake from memory over a pinned copy of the same bytes", 0.90, NINE_AT_LEAST,
+        (double)middle(wakes->copy_ns) / (double)memory.wake_ns);
+    row(results, "eager wake's first token over the exact one's",
+        1.05 * (double)eager.door_bytes / (double)exact.door_bytes, NINE_AT_MOST,
+        (double)eager.first_ns / (double)exact.first_ns);
+    row(results, "wakes alone proven", wakes->wakes, NINE_AT_LEAST, wakes->proven);
+}
+
 static void tell_goals(struct nine_results *results, const struct nine *nine) {
     struct nine_life *life = &results->life;
     uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
@@ -364,8 +431,17 @@ static void tell_goals(struct nine_results *results, const struct nine *nine) {
     row(results, "needles answered with another user's value", 0, NINE_AT_MOST, thief);
     row(results, "values invented for absent keys", 0, NINE_AT_MOST, invented);
     tell_best_use(results, nine);
+    for (uint32_t i = 0; i < results->curve_count && results->copy_rate > 0; i++) {
+        const struct nine_curve *curve = &results->curves[i];
+        const struct nine_point *most = &curve->points[curve->point_count - 1];
+        char what[96];
+        snprintf(what, sizeof what, "step of %u users over floor, %s", most->users,
+                 curve->recipe->name);
+        row(results, what, 1.15, NINE_AT_MOST, most->p50_ms / floor_ms(results, most));
+    }
     if (!results->lived)
         return;
+    tell_wakes(results, nine);
     double quiet = nine_gaps_ms(&life->quiet, 0.5), quiet_p99 = nine_gaps_ms(&life->quiet, 0.99);
     row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes,
         NINE_AT_LEAST, life->proven);
@@ -481,7 +557,8 @@ static int parse(int argc, char **argv, struct nine_wish *wish) {
                                             .tokens = 4096,
                                             .seed = 1,
                                             .threads = 1,
-                                            .reserve_slots = 64},
+                                            .reserve_slots = 64,
+                                            .ram_wanted = 1},
                                .users = 4,
                                .sessions = 6,
                                .steps = 50,
@@ -535,9 +612,43 @@ static void tell_memory(struct nine_results *results, const struct nine *nine) {
     printf("\n");
 }
 
+/* In the policy of the last recipe, whose users sleep and wake. */
+static int act_prefill(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
+    const char *last = strrchr(results->wish->recipes, ',');
+    struct nine_prefill *prefill = &results->prefill;
+
+    last = last ? last + 1 : results->wish->recipes;
+    const struct nine_recipe *recipe = next_recipe(&last, diag);
+    if (!recipe)
+        return 0;
+    tell_act(results, "A prefill of the same length");
+    nine->policy = nine_recipe_policy(recipe, nine->settings.tokens);
+    if (nine_prefill_run(nine, prefill, diag) != KV_OK)
+        return 0;
+    printf("  %s: %u chunks of 256 tokens each at", recipe->name, prefill->chunks);
+    for (int i = 0; i < NINE_PREFILL_DEPTHS; i++)
+        printf(" %llu: %.3f ms%s", (unsigned long long)prefill->depths[i], prefill->chunk_ms[i],
+               i + 1 < NINE_PREFILL_DEPTHS ? "," : "");
+    printf("; along straight lines between them %llu tokens take %.2f s, %.0f tok/s\n",
+           (unsigned long long)nine->settings.tokens, prefill->seconds,
+           (double)nine->settings.tokens / prefill->seconds);
+    return 1;
+}
+
+static void measure_copy(struct nine_results *results) {
+    const char *why;
+
+    results->copy_rate = nine_copy_rate(results->wish->settings.device, &why);
+    if (results->copy_rate > 0)
+        printf("a copy on this device moves %.1f GB/s\n", results->copy_rate * 1e-9);
+    else
+        printf("no copy rate, so no floors: %s\n", why ? why : "no memory");
+}
+
 static int run(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     const struct nine_wish *wish = results->wish;
 
+    measure_copy(results);
     if (nine_open(&wish->settings, wish->sessions, nine, diag) != KV_OK)
         return 0;
     tell_memory(results, nine);
@@ -546,11 +657,13 @@ static int run(struct nine_results *results, struct nine *nine, struct kv_diag *
     tell_act(results, "The disk");
     /* The longest that any policy writes, before anything is begun. */
     nine->policy = nine_recipe_policy(nine_recipe_find("v3", 2), wish->settings.tokens);
-    if ((wish->sessions > wish->users && !check_disk(results, nine, diag)) ||
+    int lives = wish->sessions > wish->users;
+    if ((lives && (!check_disk(results, nine, diag) || !act_prefill(results, nine, diag))) ||
         !act_curves(results, nine, diag))
         return 0;
-    int lives = nine->store != NULL;
-    if (results->wrong == 0 && lives && !act_life(results, nine, diag))
+    if (results->wrong == 0 && lives &&
+        (!make_sessions(results, nine, diag) || !act_wakes(results, nine, diag) ||
+         !act_life(results, nine, diag)))
         return 0;
     tell_goals(results, nine);
     return !wish->out || nine_write_files(results, nine);

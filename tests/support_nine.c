@@ -8,6 +8,7 @@
 #include "engine/model/tokenizer.h"
 #include "engine/needle.h"
 #include "store/base/clock.h"
+#include "store/store_ram.h"
 #include "tools/service.h"
 
 #include <math.h>
@@ -17,7 +18,7 @@
 #include <string.h>
 
 /* Tokens of context that questions take, and those of one with its template. */
-enum { ROOM = 320, EVENTS = 2 * NINE_SESSIONS_MAX + 1, QUEUE = 65536 };
+enum { ROOM = 320, EVENTS = 2 * NINE_SESSIONS_MAX + 1, QUEUE = 65536, RAM_TABLES = 8 << 20 };
 
 double nine_seconds(void) {
     return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
@@ -155,6 +156,13 @@ enum kv_err nine_store(struct nine *nine, struct kv_diag *diag) {
     enum kv_err err = store_open(&options, &nine->store, diag);
     if (err != KV_OK)
         return err;
+    /* A wake from memory is of one session. */
+    if (nine->settings.ram_wanted) {
+        uint64_t bytes = nine_store_need(nine, 1);
+        err = store_ram_open(nine->store, bytes + bytes / 8 + RAM_TABLES, diag);
+        if (err != KV_OK)
+            return err;
+    }
     nine->source = (struct restore_source){.store = nine->store,
                                            .engine = nine->engine,
                                            .alloc = kv_alloc_system(),

@@ -46,7 +46,8 @@ struct nine_settings {
     uint64_t device_memory_bytes, pool_bytes;
     uint32_t reserve_slots;
     uint64_t store_bytes;
-    int blank; /* no facts: only slots are counted */
+    int blank;      /* no facts: only slots are counted */
+    int ram_wanted; /* the store gets a RAM tier that holds the first user */
 };
 
 struct nine_user {

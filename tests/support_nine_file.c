@@ -27,6 +27,7 @@ static cJSON *begin_file(const struct nine_results *results, const struct nine *
     cJSON_AddNumberToObject(root, "weight_bytes", (double)nine->model.weight_bytes);
     cJSON_AddNumberToObject(root, "pool_bytes", (double)results->slots.pool_bytes);
     cJSON_AddNumberToObject(root, "pool_slots", results->slots.total);
+    cJSON_AddNumberToObject(root, "copy_bytes_per_s", results->copy_rate);
     if (wish->settings.device_memory_bytes != UINT64_MAX)
         cJSON_AddNumberToObject(root, "device_memory_bytes",
                                 (double)wish->settings.device_memory_bytes);
@@ -154,6 +155,39 @@ static void add_life(cJSON *to, struct nine_results *results) {
     add_score(own, &life->score);
 }
 
+static void add_wakes(cJSON *to, const struct nine_results *results) {
+    static const char *const names[NINE_WAKE_KINDS] = {"disk", "eager", "memory"};
+    const struct nine_prefill *prefill = &results->prefill;
+    cJSON *own = cJSON_AddObjectToObject(to, "prefill");
+    cJSON *depths = cJSON_AddArrayToObject(own, "measured");
+
+    cJSON_AddNumberToObject(own, "chunks_each", prefill->chunks);
+    cJSON_AddNumberToObject(own, "seconds_between_by_straight_lines", prefill->seconds);
+    for (int i = 0; i < NINE_PREFILL_DEPTHS; i++) {
+        cJSON *depth = cJSON_CreateObject();
+        cJSON_AddNumberToObject(depth, "depth_tokens", (double)prefill->depths[i]);
+        cJSON_AddNumberToObject(depth, "chunk_ms", prefill->chunk_ms[i]);
+        cJSON_AddItemToArray(depths, depth);
+    }
+    cJSON *wakes = cJSON_AddObjectToObject(to, "wakes_alone");
+    for (int kind = 0; kind < NINE_WAKE_KINDS; kind++) {
+        cJSON *rounds = cJSON_AddArrayToObject(wakes, names[kind]);
+        for (int i = 0; i < NINE_PAIRS; i++) {
+            const struct nine_wake *wake = &results->wakes.kinds[kind][i];
+            cJSON *round = cJSON_CreateObject();
+            cJSON_AddNumberToObject(round, "wake_ms", (double)wake->wake_ns * 1e-6);
+            cJSON_AddNumberToObject(round, "first_token_ms", (double)wake->first_ns * 1e-6);
+            cJSON_AddNumberToObject(round, "disk_bytes", (double)wake->door_bytes);
+            cJSON_AddNumberToObject(round, "memory_bytes", (double)wake->ram_bytes);
+            cJSON_AddItemToArray(rounds, round);
+        }
+    }
+    cJSON *copies = cJSON_AddArrayToObject(wakes, "pinned_copy_ms");
+    for (int i = 0; i < NINE_PAIRS; i++)
+        cJSON_AddItemToArray(copies, cJSON_CreateNumber((double)results->wakes.copy_ns[i] * 1e-6));
+    cJSON_AddNumberToObject(wakes, "pinned_copy_bytes", (double)results->wakes.copy_bytes);
+}
+
 static void add_goals(cJSON *to, const struct nine_results *results) {
     cJSON *goals = cJSON_AddArrayToObject(to, "goals");
 
@@ -190,8 +224,10 @@ int nine_write_files(struct nine_results *results, const struct nine *nine) {
         cJSON_AddNumberToObject(fit, "predicted", results->fits[i].predicted);
         cJSON_AddNumberToObject(fit, "counted", results->fits[i].counted);
     }
-    if (results->lived)
+    if (results->lived) {
+        add_wakes(root, results);
         add_life(root, results);
+    }
     add_goals(root, results);
     cJSON_AddNumberToObject(root, "seconds", nine_seconds() - results->begun);
     cJSON_AddNumberToObject(root, "wrong", results->wrong);

@@ -10,7 +10,7 @@
 #define TESTS_SUPPORT_NINE_FILE_H
 
 #include "tests/support_nine_curve.h"
-#include "tests/support_nine_life.h"
+#include "tests/support_nine_wake.h"
 
 enum { NINE_GOALS_MAX = 64 };
 
@@ -35,6 +35,9 @@ struct nine_results {
     struct nine_fit fits[NINE_RECIPES];
     struct nine_curve curves[NINE_RECIPES];
     uint32_t curve_count;
+    double copy_rate; /* bytes a second; 0: not measured */
+    struct nine_prefill prefill;
+    struct nine_wakes wakes;
     struct nine_life life;
     int lived;
     struct engine_slots slots;

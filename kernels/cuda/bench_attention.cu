@@ -333,6 +333,8 @@ extern "C" const char *cuda_bench_run(const struct cuda_bench_options *options) 
     bench_drop(*run, mark);
     if (!run->error) {
         options->device(options->context, &run->device);
+    }
+    if (!run->error && options->result) {
         run_cases(*run);
         bench_goals(*run);
     }

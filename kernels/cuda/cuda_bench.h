@@ -102,6 +102,7 @@ struct cuda_bench_options {
     void (*device)(void *context, const struct cuda_bench_device *device); /* first and once */
     const struct cuda_bench_peer *peers;
     uint32_t peer_count;
+    /* NULL: only the device and its rates */
     void (*result)(void *context, const struct cuda_bench_result *result);
     void (*goal)(void *context, const struct cuda_bench_goal *goal); /* last, the same every run */
     void *context;
