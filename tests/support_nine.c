@@ -332,21 +332,11 @@ void nine_drop_all(struct nine *nine) {
 enum kv_err nine_register(struct nine *nine, uint32_t index, struct kv_diag *diag) {
     static const uint32_t which[NINE_NEEDLES] = {8, 9};
     const struct nine_user *user = &nine->users[index];
-    const struct tokenizer *tokenizer = engine_tokenizer(nine->engine);
+    enum kv_err err = KV_OK;
 
-    for (uint32_t i = 0; i < NINE_NEEDLES; i++) {
-        const struct support_synth_fact *fact = &user->facts[which[i]];
-        struct gguf_text question = tokenizer_piece(tokenizer, synth_id(SYNTH_QUESTION, fact->key));
-        struct gguf_text value = tokenizer_piece(tokenizer, synth_id(SYNTH_VALUE, fact->value));
-        char ask[64], expect[64];
-        const struct needle_text text = {expect, ask, "", expect};
-        snprintf(ask, sizeof ask, "Recall%.*s", (int)question.size_bytes, question.bytes);
-        snprintf(expect, sizeof expect, "%.*s", (int)value.size_bytes, value.bytes);
-        enum kv_err err = needle_register(user->session, &text, diag);
-        if (err != KV_OK)
-            return err;
-    }
-    return KV_OK;
+    for (uint32_t i = 0; err == KV_OK && i < NINE_NEEDLES; i++)
+        err = support_synth_register(user->session, &user->facts[which[i]], diag);
+    return err;
 }
 
 /* --- decoding */

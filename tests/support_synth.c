@@ -5,10 +5,13 @@
  */
 #include "tests/support_synth.h"
 
+#include "engine/model/tokenizer.h"
+#include "engine/needle.h"
 #include "tests/testing.h"
 
 #include <assert.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,6 +105,19 @@ void support_synth_ask(struct session *session, const struct support_synth_fact 
     assert_true(count <= ASK_MAX);
     if (support_synth_try(session, facts, count, answers_out, &diag) != KV_OK)
         fail_msg("session_ask_all: %s", diag.text);
+}
+
+enum kv_err support_synth_register(struct session *session, const struct support_synth_fact *fact,
+                                   struct kv_diag *diag) {
+    const struct tokenizer *tokenizer = engine_tokenizer(session_engine(session));
+    struct gguf_text question = tokenizer_piece(tokenizer, synth_id(SYNTH_QUESTION, fact->key));
+    struct gguf_text value = tokenizer_piece(tokenizer, synth_id(SYNTH_VALUE, fact->value));
+    char ask[64], expect[64];
+    const struct needle_text text = {expect, ask, "", expect};
+
+    snprintf(ask, sizeof ask, "Recall%.*s", (int)question.size_bytes, question.bytes);
+    snprintf(expect, sizeof expect, "%.*s", (int)value.size_bytes, value.bytes);
+    return needle_register(session, &text, diag);
 }
 
 static struct synth_stretch stretch_of(const struct fill_stretch *stretch) {

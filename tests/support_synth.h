@@ -45,6 +45,10 @@ void support_synth_ask(struct session *session, const struct support_synth_fact 
 enum kv_err support_synth_try(struct session *session, const struct support_synth_fact *facts,
                               uint32_t count, struct support_synth_answer *answers_out,
                               struct kv_diag *diag);
+/* A plain fact becomes a needle of the session under the name of its value: errors of
+ * needle_register. */
+enum kv_err support_synth_register(struct session *session, const struct support_synth_fact *fact,
+                                   struct kv_diag *diag);
 /* For fill_session. */
 struct fill support_synth_fill(struct synth_rows *rows, const uint32_t *ids, uint32_t count,
                                uint32_t threads);

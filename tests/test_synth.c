@@ -614,27 +614,15 @@ static void a_word_is_one_token(void **state) {
 static void needles_are_kept(void **state) {
     (void)state;
     struct scene scene;
-    struct needle_text text = {.key = "first", .answer_prefix = ""};
     struct needle_result result;
     struct kv_diag diag = {""};
-    char ask[64], expect[64];
 
     open_scene(&scene, "synth:small", WALLED);
     feed_scene(&scene);
-    for (uint32_t i = 1; i < scene.count; i++) {
-        const struct support_synth_fact *fact = &scene.facts[i];
-        const struct tokenizer *tokenizer = engine_tokenizer(scene.engine);
-        struct gguf_text question = tokenizer_piece(tokenizer, synth_id(SYNTH_QUESTION, fact->key));
-        struct gguf_text value = tokenizer_piece(tokenizer, synth_id(SYNTH_VALUE, fact->value));
-        if (fact->kind != SUPPORT_PLAIN)
-            continue;
-        snprintf(ask, sizeof ask, "Recall%.*s", (int)question.size_bytes, question.bytes);
-        snprintf(expect, sizeof expect, "%.*s", (int)value.size_bytes, value.bytes);
-        text.ask = ask;
-        text.expect = text.key = expect;
-        if (needle_register(scene.session, &text, &diag) != KV_OK)
+    for (uint32_t i = 1; i < scene.count; i++)
+        if (scene.facts[i].kind == SUPPORT_PLAIN &&
+            support_synth_register(scene.session, &scene.facts[i], &diag) != KV_OK)
             fail_msg("%s", diag.text);
-    }
     uint32_t count = 0;
     (void)transfer_needles(scene.session, &count);
     assert_true(count >= 14);

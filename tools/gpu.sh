@@ -148,13 +148,15 @@ engine() {
     [ -f "$model" ] || { skip gpu_engine "no model at $model: give MODEL=file.gguf"; return 0; }
     [ -n "${GPU_BUILT:-}" ] || make -s -j"$(nproc)" CUDA=1 \
         build/release/tests/gpu_engine build/release/tests/gpu_faults \
-        build/release/tests/gpu_prompts
+        build/release/tests/gpu_prompts build/release/tests/gpu_harm
     run gpu_engine timeout 600 build/release/tests/gpu_engine "$model" tests/oracle/oracle.json \
         "$out/engine.json" "$commit"
     [ "$f" -eq 0 ] || rm -f "$out/engine.json"
     run gpu_prompts timeout 120 build/release/tests/gpu_prompts
     run gpu_faults timeout 300 build/release/tests/gpu_faults "$model" "$out/faults.json"
     [ "$f" -eq 0 ] || rm -f "$out/faults.json"
+    run gpu_harm timeout 300 build/release/tests/gpu_harm "$out/harm.json" "$commit"
+    [ "$f" -eq 0 ] || rm -f "$out/harm.json"
     [ -x "$sanitizer" ] || return 0
     run memcheck_gpu_engine timeout 600 "$sanitizer" --tool memcheck --error-exitcode 9 \
         build/release/tests/gpu_engine "$model" tests/oracle/oracle.json "$out/quick.json" \
@@ -176,8 +178,9 @@ tell_test() {
         printf '"gpu": "%s", "driver": "%s", "cuda": "%s",\n' \
             "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$(driver)" \
             "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
-        printf '"programs": {\n%s\n},\n"engine": %s,\n"faults": %s}\n' "$programs" \
-            "$(json_or_null "$out/engine.json")" "$(json_or_null "$out/faults.json")"
+        printf '"programs": {\n%s\n},\n"engine": %s,\n"faults": %s,\n"harm": %s}\n' \
+            "$programs" "$(json_or_null "$out/engine.json")" \
+            "$(json_or_null "$out/faults.json")" "$(json_or_null "$out/harm.json")"
     } >"$out/gpu_test.json"
 }
 
@@ -199,7 +202,7 @@ bench() {
 }
 
 build
-rm -f "$out/engine.json" "$out/faults.json" # of an earlier run
+rm -f "$out/engine.json" "$out/faults.json" "$out/harm.json" # of an earlier run
 case $what in
 build) exit 0 ;;
 bench) bench; exit 0 ;;
