@@ -56,8 +56,9 @@ struct cmd {
     int inside, writes;          /* with host: is the scheduler thread; holds the writer */
     int was_unsaved;             /* with host: the session was, with `was_n` tokens, at the lease */
     uint64_t was_n;
-    int built; /* a daemon has made the session that `bench restore` measures */
-    int whole; /* the last turn is complete, only its save failed */
+    uint64_t built_ns; /* wall time: a daemon was asked then for the session that `bench restore`
+                          measures, and has it; 0: none was */
+    int whole;         /* the last turn is complete, only its save failed */
     struct service_lease leases[2];
     const struct kv_alloc *alloc;
     const struct kv_clock *clock;

@@ -11,6 +11,7 @@
 #include "engine/record.h"
 #include "tools/licences.h"
 #include "tools/progress.h"
+#include "tools/receipt_keep.h"
 #include "tools/receipt_print.h"
 #include "tools/text.h"
 #include "tools/turn.h"
@@ -111,6 +112,29 @@ done:
         service_drop(service, session);
     cmd_close_service(cmd, service);
     return err;
+}
+
+/* What the daemon told of the session that it made; it was there already when there is none. */
+static void add_saved(struct cmd *cmd) {
+    uint64_t ids[RECEIPT_KEEP_MAX];
+    char dir[CONFIG_PATH_BYTES + 16];
+    const struct receipt_keep keep = cmd_receipts(cmd, dir);
+    uint32_t count = 0;
+    if (receipt_keep_list(&keep, ids, &count, NULL) != KV_OK)
+        return;
+    for (uint32_t i = 0; i < count && ids[i] >= cmd->built_ns; i++) {
+        cJSON *document = NULL;
+        if (receipt_keep_read(&keep, ids[i], &document, NULL) != KV_OK)
+            continue;
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(document, "name"));
+        const char *what = cJSON_GetStringValue(cJSON_GetObjectItem(document, "operation"));
+        if (name != NULL && what != NULL && strcmp(name, cmd->session_name) == 0 &&
+            strcmp(what, receipt_operation_name(RECEIPT_SAVE)) == 0) {
+            cJSON_AddItemToObject(cmd->result, "saved", document);
+            return;
+        }
+        cJSON_Delete(document);
+    }
 }
 
 static enum kv_err keep_ids(struct measured *measured, struct session *session,
@@ -446,8 +470,10 @@ enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {
     measured.cmd = cmd;
     snprintf(name, sizeof name, "bench-%" PRIu64, cmd_bench_tokens(cmd, USUAL_TOKENS));
     cmd->session_name = name;
-    if (cmd->config->build && !cmd->built)
+    if (cmd->config->build && cmd->built_ns == 0)
         KV_TRY(build(cmd, diag));
+    if (cmd->built_ns != 0 && cmd->result != NULL)
+        add_saved(cmd);
     /* What is measured needs an engine of its own: that of whoever asked. */
     if (cmd->host != NULL) {
         cJSON_Delete(cmd->result);

@@ -56,6 +56,7 @@ static enum kv_err check_words(const struct config *config, const struct cmd_ent
 static enum kv_err run(struct cmd *cmd, const struct cmd_entry *entry, struct asking *asking,
                        struct kv_diag *diag) {
     enum kv_err err = KV_OK;
+    uint64_t begun_ns = kv_clock_wall_ns(cmd->clock);
     if (cmd->host != NULL) {
         err = cmd_host_check(cmd, entry, diag);
     } else if (is_for_daemon(cmd, entry)) {
@@ -68,7 +69,7 @@ static enum kv_err run(struct cmd *cmd, const struct cmd_entry *entry, struct as
     if (asking->answered && asking->code == CMD_EXIT_OK && strcmp(entry->name, "bench") == 0 &&
         strcmp(cmd_word(cmd, 0), "restore") == 0) {
         asking->answered = 0;
-        cmd->built = 1;
+        cmd->built_ns = begun_ns;
     }
     return err == KV_OK && !asking->answered ? entry->run(cmd, diag) : err;
 }
