@@ -29,8 +29,10 @@ static void on_change(void *context, const char *name) {
 
 typedef enum kv_err (*command)(struct cmd *cmd, struct kv_diag *diag);
 
-/* As the daemon runs it for a client. */
-static void hosted(struct serving *serving, const char *name, command run) {
+/* As the daemon runs it for a client, who presses ctrl-C before that where `stopped`. `session` may
+ * be NULL. */
+static enum kv_err hosted_of(struct serving *serving, const char *const words[2], int stopped,
+                             command run) {
     struct config *config = calloc(1, sizeof *config);
     atomic_flag collecting = ATOMIC_FLAG_INIT;
     const struct cmd_host host = {.service = serving->service,
@@ -38,9 +40,12 @@ static void hosted(struct serving *serving, const char *name, command run) {
                                   .changed = on_change,
                                   .collecting = &collecting};
     int ends[2];
-    config->words[0] = name;
-    config->repair = config->rebuild_index = 1;
+    config->words[0] = words[0];
+    config->words[1] = words[1];
+    config->repair = config->rebuild_index = config->purge = 1;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    if (stopped)
+        assert_int_equal(write(ends[1], "I", 1), 1);
     struct cmd cmd = {.config = config,
                       .host = &host,
                       .alloc = kv_alloc_system(),
@@ -48,11 +53,19 @@ static void hosted(struct serving *serving, const char *name, command run) {
                       .in = stdin,
                       .out = stdout,
                       .err = stdout,
+                      .session_name = words[1],
+                      .home = serving->home,
                       .signals = ends[0]};
-    must(serving, run(&cmd, &serving->diag));
+    enum kv_err err = run(&cmd, &serving->diag);
     close(ends[0]);
     close(ends[1]);
     free(config);
+    return err;
+}
+
+static void hosted(struct serving *serving, const char *name, command run) {
+    const char *const words[2] = {name, NULL};
+    must(serving, hosted_of(serving, words, 0, run));
 }
 
 static struct session *find(struct serving *serving, const char *name, int create) {
@@ -264,7 +277,37 @@ static void who_is_asked_stays_as_he_was(void **state) {
     assert_true(asleep);
 }
 
+/* What a purge could not take back is said, with the remedy, and that does it. */
+static void a_purge_beside_readers_names_the_remedy(void **state) {
+    struct serving *serving = *state;
+    static const char *const rm[2][2] = {{"rm", "gone"}, {"rm", "other"}};
+    struct receipt receipt;
+    struct store_stats stats;
+    serving_open(serving);
+    struct store *store = service_store(serving->service);
+    service_enter(serving->service);
+    for (int i = 0; i < 2; i++) {
+        feed(serving, find(serving, rm[i][1], 1), 900);
+        must(serving,
+             service_sleep(serving->service, find(serving, rm[i][1], 0), &receipt, &serving->diag));
+    }
+    service_leave(serving->service);
+    store_hold(store);
+    assert_int_equal(hosted_of(serving, rm[0], 1, cmd_rm), KV_ERR_BUSY);
+    assert_non_null(strstr(serving->diag.text, "removed, but others read in 1 segments"));
+    assert_non_null(strstr(serving->diag.text, "the next `rm --purge`, of any session"));
+    store_unhold(store);
+    store_stats_get(store, &stats);
+    uint64_t before = stats.segment_bytes;
+    must(serving, hosted_of(serving, rm[1], 0, cmd_rm));
+    store_stats_get(store, &stats);
+    print_message("%llu bytes of segments, %llu behind a purge\n", (unsigned long long)before,
+                  (unsigned long long)stats.segment_bytes);
+    assert_true(stats.segment_bytes < before / 4);
+}
+
 #define SERVED(test) cmocka_unit_test_setup_teardown(test, serving_set_up, serving_tear_down)
 
 TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
-             SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was))
+             SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was),
+             SERVED(a_purge_beside_readers_names_the_remedy))
