@@ -101,6 +101,13 @@ static int keep_key(struct fsck *fsck, const uint8_t *key, size_t bytes, size_t 
     return 1;
 }
 
+static enum kv_err pause(struct fsck *fsck, uint64_t read_bytes) {
+    const struct store_fsck_args *args = fsck->args;
+    return args->pause == NULL || args->pause(args->context, read_bytes) == 0
+               ? KV_OK
+               : kv_diag_set(fsck->diag, KV_ERR_BUSY, "ended before all was read");
+}
+
 /* --- the chain */
 
 static enum kv_err scan(struct fsck *fsck) {
@@ -131,9 +138,8 @@ static enum kv_err scan(struct fsck *fsck) {
             say(fsck, (struct about){STORE_FSCK_TAIL, NULL, 0},
                 "segment %u: %llu bytes behind the last batch were never acknowledged", number,
                 (unsigned long long)(nonzero_end - tail_off));
-        if (err == KV_OK && fsck->args->pause != NULL &&
-            fsck->args->pause(fsck->args->context, info.size_bytes) != 0)
-            err = kv_diag_set(fsck->diag, KV_ERR_BUSY, "ended before all segments were read");
+        if (err == KV_OK)
+            err = pause(fsck, info.size_bytes);
     }
     fsck->report->segments = fsck->segment_count;
     return err;
@@ -364,7 +370,7 @@ static enum kv_err check_data(struct fsck *fsck, const uint8_t *key, size_t key_
         return kv_diag_set(fsck->diag, err, "%s", own.text);
     if (err != KV_OK)
         say(fsck, (struct about){STORE_FSCK_DATA, key, key_bytes}, "%s", own.text);
-    return KV_OK;
+    return pause(fsck, stats.read_bytes);
 }
 
 /* One entry of the index beside what the chain says; `at` is the next of the said ones. */

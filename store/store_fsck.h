@@ -51,8 +51,9 @@ struct store_fsck_args {
     int repair; /* records that only the index knows are put into the chain again */
     void (*each)(void *context, const struct store_fsck_finding *finding);
     void (*progress)(void *context, uint64_t done_bytes, uint64_t all_bytes); /* NULL is allowed */
-    /* Called behind every segment; non-zero ends the run. NULL is allowed. */
-    int (*pause)(void *context, uint64_t segment_bytes);
+    /* Called behind every segment and, with read_data, every record; non-zero ends the run, and
+     * what was to be repaired is as before. NULL is allowed. */
+    int (*pause)(void *context, uint64_t read_bytes);
     void *context;
 };
 

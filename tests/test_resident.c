@@ -277,6 +277,21 @@ static void who_is_asked_stays_as_he_was(void **state) {
     assert_true(asleep);
 }
 
+/* Whoever asked for fsck can end it, in the middle of what it reads. Fails with
+ * BREAK_FSCK_STOP. */
+static void a_fsck_that_is_stopped_says_so(void **state) {
+    struct serving *serving = *state;
+    static const char *const fsck[2] = {"fsck", NULL};
+    serving_open(serving);
+    service_enter(serving->service);
+    feed(serving, find(serving, "a", 1), 900);
+    save(serving, find(serving, "a", 0));
+    service_leave(serving->service);
+    assert_int_equal(hosted_of(serving, fsck, 1, cmd_fsck), KV_ERR_CANCELLED);
+    assert_non_null(strstr(serving->diag.text, "fsck was stopped"));
+    assert_int_equal(hosted_of(serving, fsck, 0, cmd_fsck), KV_OK);
+}
+
 /* What a purge could not take back is said, with the remedy, and that does it. */
 static void a_purge_beside_readers_names_the_remedy(void **state) {
     struct serving *serving = *state;
@@ -310,4 +325,5 @@ static void a_purge_beside_readers_names_the_remedy(void **state) {
 
 TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
              SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was),
+             SERVED(a_fsck_that_is_stopped_says_so),
              SERVED(a_purge_beside_readers_names_the_remedy))

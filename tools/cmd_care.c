@@ -32,6 +32,8 @@ struct care {
     uint64_t damage, notes;
     uint64_t kept;                 /* blocks that scrub keeps at a lower tier */
     uint64_t owed_ns;              /* to the rate, in the daemon */
+    uint64_t sequence;             /* of the store, behind fsck's look at all records */
+    int stopped;                   /* fsck was */
     int quiet;                     /* the second look after a repair */
     char opened[STORE_NOTE_BYTES]; /* what was found when the store was opened for this */
 };
@@ -312,6 +314,16 @@ static void on_session_finding(void *context, const struct snap_care_finding *fo
     tell_finding(context, &finding);
 }
 
+/* Whoever asked a daemon for it may end it; a process of its own ends by the signal itself. */
+static int is_stopped(void *context, uint64_t read_bytes) {
+    struct care *care = context;
+    (void)read_bytes;
+#ifndef BREAK_FSCK_STOP
+    care->stopped |= care->cmd->host != NULL && cmd_interrupted(care->cmd);
+#endif
+    return care->stopped;
+}
+
 static int on_session(void *context, const struct snapshot_entry *entry) {
     struct care *care = context;
     struct restore_check check;
@@ -321,7 +333,9 @@ static int on_session(void *context, const struct snapshot_entry *entry) {
         const struct finding finding = {"session", entry->head.name, "", why.text, 0};
         tell_finding(care, &finding);
     }
-    return 1;
+    /* What is left to look at stands for itself, session by session. */
+    on_lend(care);
+    return !is_stopped(care, 0);
 }
 
 /* The daemon's sessions are at work beside this, and the writer is held. */
@@ -338,6 +352,7 @@ static enum kv_err look(struct care *care, int repair, struct store_fsck_report 
                                          .repair = repair,
                                          .each = on_store_finding,
                                          .progress = on_progress,
+                                         .pause = is_stopped,
                                          .context = care};
     const struct snap_care_check_args halves = {.store = care->store,
                                                 .alloc = cmd->alloc,
@@ -356,13 +371,16 @@ static enum kv_err look(struct care *care, int repair, struct store_fsck_report 
     if (err != KV_OK)
         goto done;
     KV_TRY(snap_care_check(&halves, sessions, diag));
+    care->sequence = store_sequence(care->store);
     /* Names that cannot be followed have been told above. */
     if (cmd->config->read_data)
         (void)snapshot_list(care->store, cmd->alloc, on_session, care, NULL);
 done:
     snap_care_owners_drop(care->owners);
     care->owners = NULL;
-    return err;
+    return care->stopped ? kv_diag_set(diag, KV_ERR_CANCELLED,
+                                       "fsck was stopped: it has not looked at everything")
+                         : err;
 }
 
 /* Its store, with nobody writing: the index is made anew only when that loses nothing. */
@@ -445,7 +463,7 @@ enum kv_err cmd_fsck(struct cmd *cmd, struct kv_diag *diag) {
     KV_TRY(open_for_fsck(&care, diag));
     uint64_t sequence = store_sequence(care.store);
     KV_TRY(look(&care, cmd->config->repair, &report, &sessions, diag));
-    if (!cmd->config->repair && store_sequence(care.store) != sequence)
+    if (!cmd->config->repair && care.sequence != sequence)
         KV_TRY(kv_diag_set(diag, KV_ERR_BUSY,
                            "somebody wrote meanwhile, so the findings mean nothing: run it again"));
     if (cmd->config->repair) {

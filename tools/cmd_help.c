@@ -192,11 +192,11 @@ static const struct cmd_entry entries[] = {
      "                 only the index knows.\n"
      "--rebuild-index  makes the index anew from the batch records; deleted sessions stay "
      "deleted.\n"
-     "Exit 4 when anything is damaged. In a daemon saves wait meanwhile, and the index is made "
-     "anew\n"
-     "only when the segments say the same as the one in use: exit 3 otherwise, and coldplaned "
-     "must\n"
-     "be stopped for it.",
+     "Exit 4 when anything is damaged. In a daemon ctrl-C stops it; saves wait meanwhile, with\n"
+     "--read-data behind all records from session to session only; and the index is made anew "
+     "only\n"
+     "when the segments say the same as the one in use: exit 3 otherwise, and coldplaned must be\n"
+     "stopped for it.",
      "  coldplane fsck\n  coldplane fsck --read-data --json\n  coldplane fsck --repair\n", 0, 0,
      CONFIG_FSCK | CONFIG_WRITE, cmd_fsck},
     {"scrub", "", "read everything again, slowly",
