@@ -1,4 +1,4 @@
-/* snapshot/snap_ahead.c - blocks made ready by helpers before their batch takes them.
+/* snapshot/snap_ahead.c - blocks and pages made ready by helpers before their batch takes them.
  *
  * Responsible for: what snap_ahead.h says.
  * Not responsible for: copying (snap_parts.c) or zip (store/store_pack.c) themselves.
@@ -25,21 +25,20 @@ struct snap_ahead {
     struct helper helpers[SNAP_AHEAD_HELPERS_MAX];
     struct snap_ready slots[SLOTS_MAX];
 
-    pthread_mutex_t lock; /* guards the list, states of items, `taken` of slots and `stop` */
+    pthread_mutex_t lock; /* guards the list, states of jobs, `taken` of slots and `stop` */
     pthread_cond_t work, rest;
-    struct snap_item *first, *last; /* not begun, as queued */
+    struct snap_job *first, *last; /* not begun, as queued */
     int stop;
 };
 
 /* --- the list; the lock is held */
 
-static void unlist(struct snap_ahead *ahead, struct snap_item *item) {
-    struct snap_item **before =
-        item->ahead_before ? &item->ahead_before->ahead_next : &ahead->first;
-    struct snap_item **behind = item->ahead_next ? &item->ahead_next->ahead_before : &ahead->last;
-    *before = item->ahead_next;
-    *behind = item->ahead_before;
-    item->ahead_next = item->ahead_before = NULL;
+static void unlist(struct snap_ahead *ahead, struct snap_job *job) {
+    struct snap_job **before = job->before != NULL ? &job->before->next : &ahead->first;
+    struct snap_job **behind = job->next != NULL ? &job->next->before : &ahead->last;
+    *before = job->next;
+    *behind = job->before;
+    job->next = job->before = NULL;
 }
 
 static struct snap_ready *free_slot(struct snap_ahead *ahead) {
@@ -64,11 +63,16 @@ static enum kv_err fit_room(struct snap_ahead *ahead, struct snap_ready *ready) 
     return ready->room != NULL ? KV_OK : KV_ERR_NOMEM;
 }
 
-static void make_ready(struct helper *helper, const struct snap_item *item,
+static void make_ready(struct helper *helper, const struct snap_job *job,
                        struct snap_ready *ready) {
     struct snapshot *snapshot = helper->ahead->snapshot;
     size_t at = 0;
-    ready->err = snap_parts_take(snapshot, item, &ready->parts, NULL);
+    if (job->item->block != NULL) {
+        ready->err = snap_parts_take(snapshot, job->item, &ready->parts, NULL);
+    } else {
+        snap_parts_page(&job->item->ticket->frozen, job->page, &ready->parts);
+        ready->err = KV_OK;
+    }
     if (ready->err != KV_OK)
         return;
     uint64_t begun = kv_clock_now_ns(snapshot->clock);
@@ -94,15 +98,15 @@ static void *helper_main(void *argument) {
             pthread_cond_wait(&ahead->work, &ahead->lock);
         if (ahead->stop)
             break;
-        struct snap_item *item = ahead->first;
-        unlist(ahead, item);
-        item->ahead = SNAP_AHEAD_BEGUN;
-        item->ready = ready;
+        struct snap_job *job = ahead->first;
+        unlist(ahead, job);
+        job->state = SNAP_JOB_BEGUN;
+        job->ready = ready;
         ready->taken = 1;
         pthread_mutex_unlock(&ahead->lock);
-        make_ready(helper, item, ready);
+        make_ready(helper, job, ready);
         pthread_mutex_lock(&ahead->lock);
-        item->ahead = SNAP_AHEAD_READY;
+        job->state = SNAP_JOB_READY;
         pthread_cond_broadcast(&ahead->rest);
     }
     pthread_mutex_unlock(&ahead->lock);
@@ -182,40 +186,46 @@ uint32_t snap_ahead_held(struct snap_ahead *ahead) {
 
 /* --- from the queue to the batch */
 
+static void enlist(struct snap_ahead *ahead, struct snap_job *job) {
+    job->state = SNAP_JOB_LISTED;
+    job->next = NULL;
+    job->before = ahead->last;
+    if (ahead->last != NULL)
+        ahead->last->next = job;
+    else
+        ahead->first = job;
+    ahead->last = job;
+}
+
 void snap_ahead_add(struct snap_ahead *ahead, struct snap_item *item) {
     if (ahead == NULL)
         return;
     pthread_mutex_lock(&ahead->lock);
-    item->ahead = SNAP_AHEAD_LISTED;
-    item->ahead_next = NULL;
-    item->ahead_before = ahead->last;
-    if (ahead->last != NULL)
-        ahead->last->ahead_next = item;
-    else
-        ahead->first = item;
-    ahead->last = item;
-    pthread_cond_signal(&ahead->work);
+    for (uint32_t i = 0; i < item->job_count; i++)
+        if (item->block != NULL || snap_parts_has_page(&item->ticket->frozen, i))
+            enlist(ahead, &item->jobs[i]);
+    pthread_cond_broadcast(&ahead->work);
     pthread_mutex_unlock(&ahead->lock);
 }
 
 /* Nobody begins with it any more, and who has begun has ended. The lock is held. */
-static void settle(struct snap_ahead *ahead, struct snap_item *item) {
-    if (item->ahead == SNAP_AHEAD_LISTED) {
-        unlist(ahead, item);
-        item->ahead = SNAP_AHEAD_NOBODY;
+static void settle(struct snap_ahead *ahead, struct snap_job *job) {
+    if (job->state == SNAP_JOB_LISTED) {
+        unlist(ahead, job);
+        job->state = SNAP_JOB_NOBODY;
     }
-    while (item->ahead == SNAP_AHEAD_BEGUN)
+    while (job->state == SNAP_JOB_BEGUN)
         pthread_cond_wait(&ahead->rest, &ahead->lock);
 }
 
-struct snap_ready *snap_ahead_take(struct snap_ahead *ahead, struct snap_item *item) {
+struct snap_ready *snap_ahead_take(struct snap_ahead *ahead, struct snap_job *job) {
     struct snap_ready *ready = NULL;
     if (ahead == NULL)
         return NULL;
     pthread_mutex_lock(&ahead->lock);
-    settle(ahead, item);
-    if (item->ahead == SNAP_AHEAD_READY && item->ready->err == KV_OK)
-        ready = item->ready;
+    settle(ahead, job);
+    if (job->state == SNAP_JOB_READY && job->ready->err == KV_OK)
+        ready = job->ready;
     pthread_mutex_unlock(&ahead->lock);
     return ready;
 }
@@ -224,14 +234,17 @@ void snap_ahead_end(struct snap_ahead *ahead, struct snap_item *item) {
     if (ahead == NULL)
         return;
     pthread_mutex_lock(&ahead->lock);
-    settle(ahead, item);
-    if (item->ahead == SNAP_AHEAD_READY) {
-        if (item->ready->err == KV_OK)
-            snap_parts_drop(ahead->snapshot, &item->ready->parts);
-        item->ready->taken = 0;
-        item->ready = NULL;
-        pthread_cond_signal(&ahead->work);
+    for (uint32_t i = 0; i < item->job_count; i++) {
+        struct snap_job *job = &item->jobs[i];
+        settle(ahead, job);
+        if (job->state == SNAP_JOB_READY) {
+            if (job->ready->err == KV_OK)
+                snap_parts_drop(ahead->snapshot, &job->ready->parts);
+            job->ready->taken = 0;
+            job->ready = NULL;
+            pthread_cond_signal(&ahead->work);
+        }
+        job->state = SNAP_JOB_NOBODY;
     }
-    item->ahead = SNAP_AHEAD_NOBODY;
     pthread_mutex_unlock(&ahead->lock);
 }

@@ -1,15 +1,16 @@
-/* snapshot/snap_ahead.h - blocks made ready by helpers before their batch takes them.
+/* snapshot/snap_ahead.h - blocks and pages made ready by helpers before their batch takes them.
  *
- * Responsible for: threads that copy queued blocks from the device, zip and digest them, in the
- * order of the queue and never more than a few at a time; handing each to the spill thread.
+ * Responsible for: threads that copy queued blocks from the device, zip and digest them and the
+ * pages of saves, in the order of the queue and never more than a few at a time; handing each to
+ * the spill thread.
  * Not responsible for: batches and their order (snap_commit.h), which are as without helpers: so
  * is what is stored, for the put decides what is kept zipped.
  *
- * While the spill thread waits for the disk the helpers go on with the blocks of later batches. A
- * block that no helper has begun when its turn comes is made ready by the spill thread itself.
+ * While the spill thread waits for the disk the helpers go on with later batches. What no
+ * helper has begun when its turn comes is made ready by the spill thread itself.
  *
  * Threads: add by the scheduler's, take, give and end by the spill thread.
- * Units: blocks, nanoseconds.
+ * Units: blocks and pages, nanoseconds.
  */
 #ifndef SNAPSHOT_SNAP_AHEAD_H
 #define SNAPSHOT_SNAP_AHEAD_H
@@ -39,15 +40,15 @@ enum kv_err snap_ahead_open(struct snapshot *snapshot, uint32_t helpers,
 /* Nothing is queued any more. */
 void snap_ahead_close(struct snap_ahead *ahead);
 uint32_t snap_ahead_helpers(const struct snap_ahead *ahead);
-/* Blocks that are ready or in work: at most SNAP_AHEAD_MORE above the helpers. Any thread. */
+/* Jobs that are ready or in work: at most SNAP_AHEAD_MORE above the helpers. Any thread. */
 enum { SNAP_AHEAD_MORE = 4 };
 uint32_t snap_ahead_held(struct snap_ahead *ahead);
 
-/* The block is in the queue. */
+/* The item is in the queue. */
 void snap_ahead_add(struct snap_ahead *ahead, struct snap_item *item);
 /* Waits for a helper that has begun. NULL: the caller does the work. */
-struct snap_ready *snap_ahead_take(struct snap_ahead *ahead, struct snap_item *item);
-/* No helper has the block from now on; whatever was ready of it is gone. */
+struct snap_ready *snap_ahead_take(struct snap_ahead *ahead, struct snap_job *job);
+/* No helper has anything of the item from now on; whatever was ready of it is gone. */
 void snap_ahead_end(struct snap_ahead *ahead, struct snap_item *item);
 
 #endif

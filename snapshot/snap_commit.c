@@ -127,7 +127,7 @@ static enum kv_err put_block(struct snapshot *snapshot, const struct snap_gc *gc
                              struct snap_item *item, struct kv_diag *diag) {
     struct snap_account *account = &item->line->account;
     struct snap_parts own;
-    struct snap_ready *ready = snap_ahead_take(snapshot->ahead, item);
+    struct snap_ready *ready = snap_ahead_take(snapshot->ahead, &item->jobs[0]);
     enum kv_err err = begin_line(gc, item->line, diag);
     if (err != KV_OK)
         return err;
@@ -313,6 +313,7 @@ void snap_commit_blocks(struct snapshot *snapshot, struct snap_item **items, uin
 /* Everything that one save works with; lives on the spill thread's stack. */
 struct save {
     struct snapshot *snapshot;
+    struct snap_item *item;
     struct snapshot_ticket *ticket;
     struct snap_line *line;
     struct snap_gc gc;
@@ -326,7 +327,8 @@ struct save {
     uint8_t *image_bytes;
     size_t image_size;
     uint64_t reused_tokens;
-    struct record_lineage lineage; /* as stored */
+    struct record_lineage lineage;            /* as stored */
+    struct snap_ready *ready[SNAP_SAVE_JOBS]; /* by page, NULL: not made ready ahead */
     struct kv_diag *diag;
 };
 
@@ -421,8 +423,20 @@ static enum kv_err read_lineage(struct save *save) {
     return err;
 }
 
-static enum kv_err name_page(struct save *save, const struct transfer_frozen_page *frozen,
-                             struct image_page *page) {
+/* By its number among the jobs of a save. */
+static struct image_page *image_page_at(struct save *save, uint32_t page) {
+    struct image *image = &save->ticket->frozen.image;
+    return page == 0 ? &image->sinks : &image->pages[page - 1];
+}
+
+static const struct transfer_frozen_page *frozen_page_at(const struct save *save, uint32_t page) {
+    const struct transfer_frozen *frozen = &save->ticket->frozen;
+    return page == 0 ? &frozen->sinks : &frozen->pages[page - 1];
+}
+
+static enum kv_err name_page(struct save *save, uint32_t number) {
+    const struct transfer_frozen_page *frozen = frozen_page_at(save, number);
+    struct image_page *page = image_page_at(save, number);
     page->first = frozen->first;
     page->tokens = frozen->tokens;
     if (frozen->bytes == NULL) {
@@ -433,7 +447,10 @@ static enum kv_err name_page(struct save *save, const struct transfer_frozen_pag
         save->reused_tokens += page->tokens;
         return KV_OK;
     }
-    page->digest = kv_digest_of(frozen->bytes, frozen->size);
+    struct snap_ready *ready = snap_ahead_take(save->snapshot->ahead, &save->item->jobs[number]);
+    save->ready[number] = ready;
+    page->digest =
+        ready != NULL ? ready->packed[0].digest : kv_digest_of(frozen->bytes, frozen->size);
     return snap_line_fresh_id(save->snapshot->store, record_key_page, &page->page_id, save->diag);
 }
 
@@ -445,9 +462,8 @@ static enum kv_err make_image(struct save *save) {
     image->block_chain = save->line->chain;
     image->parent = save->ticket->before.root;
     image->page_count = frozen->page_count;
-    KV_TRY(name_page(save, &frozen->sinks, &image->sinks));
-    for (uint32_t i = 0; i < frozen->page_count; i++)
-        KV_TRY(name_page(save, &frozen->pages[i], &image->pages[i]));
+    for (uint32_t i = 0; i <= frozen->page_count; i++)
+        KV_TRY(name_page(save, i));
     KV_TRY(snap_line_fresh_id(save->snapshot->store, record_key_snapshot, &save->id, save->diag));
     KV_TRY(image_encode(image, save->snapshot->alloc, &save->image_bytes, &save->image_size,
                         save->diag));
@@ -467,12 +483,16 @@ static uint64_t worst_bytes(const struct save *save) {
     return bytes + records * SNAP_COMMIT_RECORD_BYTES;
 }
 
-static enum kv_err put_page(struct save *save, const struct transfer_frozen_page *frozen,
-                            const struct image_page *page, enum layout_stream stream) {
-    if (frozen->bytes == NULL)
+static enum kv_err put_page(struct save *save, uint32_t number) {
+    const struct transfer_frozen *frozen = &save->ticket->frozen;
+    const struct image_page *page = image_page_at(save, number);
+    struct snap_ready *ready = save->ready[number];
+    if (!snap_parts_has_page(frozen, number))
         return save->replaces ? KV_OK : snap_gc_page_uses(&save->gc, page->page_id, 1, save->diag);
-    const struct iovec piece = {frozen->bytes, frozen->size};
-    const struct store_part part = {(uint8_t)stream, snap_parts_hint(stream), &piece, 1};
+    struct snap_parts parts;
+    snap_parts_page(frozen, number, &parts);
+    if (ready != NULL)
+        save->line->account.zip_ns += ready->zip_ns / snap_ahead_helpers(save->snapshot->ahead);
     const struct record_page record = {save->line->lineage, page->first, page->tokens, 1};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_page(page->page_id);
@@ -480,10 +500,11 @@ static enum kv_err put_page(struct save *save, const struct transfer_frozen_page
                                   .key_bytes = key.size,
                                   .value = value,
                                   .value_bytes = record_put_page(&record, value),
-                                  .parts = &part,
-                                  .part_count = 1};
+                                  .parts = parts.parts,
+                                  .part_count = parts.count};
     save->ticket->receipt.pages++;
-    return store_batch_put(save->gc.batch, &put, save->diag);
+    return store_batch_put_packed(save->gc.batch, &put, ready != NULL ? ready->packed : NULL,
+                                  save->diag);
 }
 
 static int image_has_page(const struct image *image, uint64_t page_id) {
@@ -567,9 +588,8 @@ static enum kv_err fill_batch(struct save *save, const struct kv_digest *root) {
     enum kv_err err = KV_OK;
     if (save->line->trim)
         KV_TRY(trim(&save->gc, save->line, save->diag));
-    KV_TRY(put_page(save, &frozen->sinks, &frozen->image.sinks, LAYOUT_SINKS));
-    for (uint32_t i = 0; i < frozen->page_count; i++)
-        KV_TRY(put_page(save, &frozen->pages[i], &frozen->image.pages[i], LAYOUT_PAGE));
+    for (uint32_t i = 0; i <= frozen->page_count; i++)
+        KV_TRY(put_page(save, i));
     if (save->replaces)
         KV_TRY(drop_head(save));
     if (save->keeps)
@@ -655,6 +675,7 @@ done:
 /* One whole try. */
 static enum kv_err try_save(struct snapshot *snapshot, struct snap_item *item) {
     struct save save = {.snapshot = snapshot,
+                        .item = item,
                         .ticket = item->ticket,
                         .line = item->line,
                         .gc = {.store = snapshot->store, .alloc = snapshot->alloc},

@@ -1,4 +1,4 @@
-/* snapshot/snap_parts.c - a sealed block as the parts of its record.
+/* snapshot/snap_parts.c - a sealed block, or a frozen page, as the parts of its record.
  *
  * Responsible for: what snap_parts.h says.
  * Not responsible for: who asks, and when.
@@ -73,6 +73,28 @@ enum kv_err snap_parts_take(struct snapshot *snapshot, const struct snap_item *i
                                 pieces, parts->copy != NULL ? 1 : from->piece_count};
     }
     return KV_OK;
+}
+
+static const struct transfer_frozen_page *page_of(const struct transfer_frozen *frozen,
+                                                  uint32_t page) {
+    return page == 0 ? &frozen->sinks : &frozen->pages[page - 1];
+}
+
+int snap_parts_has_page(const struct transfer_frozen *frozen, uint32_t page) {
+    return page <= frozen->page_count && page_of(frozen, page)->bytes != NULL;
+}
+
+void snap_parts_page(const struct transfer_frozen *frozen, uint32_t page,
+                     struct snap_parts *parts_out) {
+    const struct transfer_frozen_page *from = page_of(frozen, page);
+    const uint8_t kind = page == 0 ? LAYOUT_SINKS : LAYOUT_PAGE;
+    struct snap_parts *parts = parts_out;
+    parts->pieces[0][0] = (struct iovec){from->bytes, from->size};
+    parts->parts[0] = (struct store_part){kind, snap_parts_hint(kind), parts->pieces[0], 1};
+    parts->count = 1;
+    parts->streams = 0;
+    parts->copy = NULL;
+    parts->copy_ns = 0;
 }
 
 void snap_parts_drop(struct snapshot *snapshot, struct snap_parts *parts) {

@@ -1,4 +1,4 @@
-/* snapshot/snap_parts.h - a sealed block as the parts of its record.
+/* snapshot/snap_parts.h - a sealed block, or a frozen page, as the parts of its record.
  *
  * Responsible for: ids and streams in the order of the record, in memory of the processor.
  * Not responsible for: the record (snap_commit.h), zip and digest (snap_ahead.h).
@@ -24,6 +24,10 @@ struct snap_parts {
 /* NOMEM, DEVICE: nothing is to be dropped. */
 enum kv_err snap_parts_take(struct snapshot *snapshot, const struct snap_item *item,
                             struct snap_parts *parts_out, struct kv_diag *diag);
+/* Page `page` of a save: 0 the sinks, then the window's. */
+int snap_parts_has_page(const struct transfer_frozen *frozen, uint32_t page);
+void snap_parts_page(const struct transfer_frozen *frozen, uint32_t page,
+                     struct snap_parts *parts_out);
 void snap_parts_drop(struct snapshot *snapshot, struct snap_parts *parts);
 
 /* How an extent of this kind is tried to be made smaller. */

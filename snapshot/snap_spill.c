@@ -41,6 +41,7 @@ static struct snap_item *pop(struct snap_list *list) {
 
 static void item_drop(struct snapshot *snapshot, struct snap_item *item) {
     kv_alloc_release(snapshot->alloc, item->parts);
+    kv_alloc_release(snapshot->alloc, item->jobs);
     kv_alloc_release(snapshot->alloc, item);
 }
 
@@ -50,6 +51,23 @@ static void item_drop(struct snapshot *snapshot, struct snap_item *item) {
 static void hurry(struct snapshot *snapshot, int change) {
     snapshot->hurry += (uint32_t)change;
     pthread_cond_signal(&snapshot->work);
+}
+
+static struct snap_item *new_item(struct snapshot *snapshot, struct snap_line *line,
+                                  uint32_t jobs) {
+    struct snap_item *item = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *item);
+    if (item == NULL)
+        return NULL;
+    item->line = line;
+    item->jobs = kv_alloc_zeroed(snapshot->alloc, jobs, sizeof *item->jobs);
+    if (item->jobs == NULL) {
+        item_drop(snapshot, item);
+        return NULL;
+    }
+    item->job_count = jobs;
+    for (uint32_t i = 0; i < jobs; i++)
+        item->jobs[i] = (struct snap_job){.item = item, .page = i};
+    return item;
 }
 
 /* 1 when the item is queued. Without `wait` a full queue takes nothing. */
@@ -64,8 +82,7 @@ static int enqueue(struct snapshot *snapshot, struct snap_item *item, int wait) 
         item->line->holds++;
         push(&snapshot->queue, item);
         snapshot->queue_count++;
-        if (item->block != NULL)
-            snap_ahead_add(snapshot->ahead, item);
+        snap_ahead_add(snapshot->ahead, item);
         pthread_cond_signal(&snapshot->work);
         taken = 1;
     }
@@ -76,10 +93,9 @@ static int enqueue(struct snapshot *snapshot, struct snap_item *item, int wait) 
 static struct snap_item *block_item(struct snapshot *snapshot, struct snap_line *line,
                                     struct block *block) {
     struct transfer_part parts[LAYOUT_STREAM_COUNT];
-    struct snap_item *item = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *item);
+    struct snap_item *item = new_item(snapshot, line, 1);
     if (item == NULL)
         return NULL;
-    item->line = line;
     item->block = block;
     item->index = (uint32_t)transfer_block_index(block);
     item->part_count = transfer_block_parts(block, parts);
@@ -150,10 +166,9 @@ void snapshot_block_sealed(void *context, struct session *session, struct block 
 
 enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
                             struct snapshot_ticket *ticket, struct kv_diag *diag) {
-    struct snap_item *item = kv_alloc_zeroed(snapshot->alloc, 1, sizeof *item);
+    struct snap_item *item = new_item(snapshot, line, SNAP_SAVE_JOBS);
     if (item == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to queue a save");
-    item->line = line;
     item->ticket = ticket;
     line->saving = 1;
     (void)enqueue(snapshot, item, 1);

@@ -36,10 +36,21 @@ struct snapshot_ticket {
     int applied;     /* the scheduler has taken the result */
 };
 
-/* How far helpers have come with a block (snap_ahead.h). */
-enum snap_ahead_state { SNAP_AHEAD_NOBODY, SNAP_AHEAD_LISTED, SNAP_AHEAD_BEGUN, SNAP_AHEAD_READY };
+/* How far helpers have come with a job (snap_ahead.h). */
+enum snap_job_state { SNAP_JOB_NOBODY, SNAP_JOB_LISTED, SNAP_JOB_BEGUN, SNAP_JOB_READY };
 struct snap_ahead;
 struct snap_ready;
+struct snap_item;
+
+/* What one helper makes ready at a time: a block, or a page of a save. */
+struct snap_job {
+    struct snap_item *item;
+    uint32_t page; /* of a save: 0 the sinks, then the window's; nothing where it is not written */
+    enum snap_job_state state; /* these four are snap_ahead.c's */
+    struct snap_ready *ready;
+    struct snap_job *next, *before;
+};
+enum { SNAP_SAVE_JOBS = 1 + IMAGE_PAGES_MAX };
 
 /* A block or a save under way. The parts of a block are read by the spill thread and its helpers
  * while the block is held. */
@@ -53,10 +64,8 @@ struct snap_item {
     struct snapshot_ticket *ticket; /* NULL for a block */
     enum kv_err err;
     struct kv_digest chain; /* over the blocks up to this one, once committed */
-
-    enum snap_ahead_state ahead; /* these four are snap_ahead.c's */
-    struct snap_ready *ready;
-    struct snap_item *ahead_next, *ahead_before;
+    struct snap_job *jobs;  /* one of a block, SNAP_SAVE_JOBS of a save */
+    uint32_t job_count;
 };
 
 struct snap_list {
