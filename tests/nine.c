@@ -189,6 +189,29 @@ static const struct nine_recipe *next_recipe(const char **list, struct kv_diag *
     return recipe;
 }
 
+/* --- saves, in front of the last recipe, under its policy */
+
+static double rate(uint64_t bytes, uint64_t ns) {
+    return ns ? (double)bytes / (double)ns : 0;
+}
+
+static int act_saves(struct nine_results *results, struct nine *nine,
+                     const struct nine_recipe *recipe, struct kv_diag *diag) {
+    char parent[512];
+
+    snprintf(parent, sizeof parent, "%.500s", results->wish->settings.dir);
+    *strrchr(parent, '/') = 0;
+    tell_act(results, "Saves");
+    nine->policy = nine_recipe_policy(recipe, results->wish->settings.tokens);
+    if (nine_save_run(nine, parent, &results->saves, diag) != KV_OK)
+        return 0;
+    results->saved = 1;
+    nine_save_tell(&results->saves);
+    return 1;
+}
+
+/* --- act 2, all of it */
+
 static int act_curves(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     const struct nine_wish *wish = results->wish;
 
@@ -197,6 +220,8 @@ static int act_curves(struct nine_results *results, struct nine *nine, struct kv
         struct nine_curve *curve = &results->curves[results->curve_count];
         const struct nine_recipe *recipe = next_recipe(&list, diag);
         if (!recipe || results->curve_count == NINE_RECIPES)
+            return 0;
+        if (!*list && wish->sessions > wish->users && !act_saves(results, nine, recipe, diag))
             return 0;
         nine_drop_all(nine);
         /* Blocks are written only where somebody will sleep: a full length takes minutes. */
@@ -252,10 +277,6 @@ static int make_sessions(struct nine_results *results, struct nine *nine, struct
     printf("  %u sessions exist, %u are awake (%.0f s)\n", results->wish->sessions, awake,
            nine_seconds() - results->begun);
     return 1;
-}
-
-static double rate(uint64_t bytes, uint64_t ns) {
-    return ns ? (double)bytes / (double)ns : 0;
 }
 
 static int act_wakes(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
@@ -413,6 +434,39 @@ static void tell_wakes(struct nine_results *results, const struct nine *nine) {
     row(results, "wakes alone proven", wakes->wakes, NINE_AT_LEAST, wakes->proven);
 }
 
+static void save_rows(struct nine_results *results) {
+    struct nine_saves *saves = &results->saves;
+    const struct receipt *full = &saves->full;
+    const struct nine_save_step *of_short = saves->lengths[0].steps;
+    const struct nine_save_step *of_long = saves->lengths[1].steps;
+    double most = 0;
+
+    row(results, "full save over a plain writer of the same bytes", 0.90, NINE_AT_LEAST,
+        rate(full->door_bytes, full->wall_ns) / rate(saves->plain.bytes, saves->plain.ns));
+    if (full->stage_ns[RECEIPT_COPY])
+        row(results, "decoding blocked by a full save over its copy-out", 1.10, NINE_AT_MOST,
+            (double)full->blocked_ns / (double)full->stage_ns[RECEIPT_COPY]);
+    if (saves->others) {
+        row(results, "decode p50 of the others while it saves over quiet", 1.02, NINE_AT_MOST,
+            nine_gaps_ms(&saves->saving, 0.5) / nine_gaps_ms(&saves->quiet, 0.5));
+        row(results, "decode p99 of the others while it saves over quiet", 1.10, NINE_AT_MOST,
+            nine_gaps_ms(&saves->saving, 0.99) / nine_gaps_ms(&saves->quiet, 0.99));
+    }
+    for (uint32_t i = 0; i < NINE_SAVE_STEPS; i++) {
+        char what[96];
+        for (uint32_t k = 0; k < NINE_SAVE_USERS; k++) {
+            const struct nine_save_step *step = &saves->lengths[k].steps[i];
+            double share = (double)step->bytes / (double)step->allowed_bytes;
+            most = share > most ? share : most;
+        }
+        snprintf(what, sizeof what, "save of %u tokens, long over short, without the proof",
+                 of_long[i].tokens);
+        row(results, what, 1.10, NINE_AT_MOST,
+            (double)of_long[i].after_proof_ns / (double)of_short[i].after_proof_ns);
+    }
+    row(results, "bytes of a save over those allowed, the most", 1, NINE_AT_MOST, most);
+}
+
 static void tell_goals(struct nine_results *results, const struct nine *nine) {
     struct nine_life *life = &results->life;
     uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
@@ -439,6 +493,8 @@ static void tell_goals(struct nine_results *results, const struct nine *nine) {
                  curve->recipe->name);
         row(results, what, 1.15, NINE_AT_MOST, most->p50_ms / floor_ms(results, most));
     }
+    if (results->saved)
+        save_rows(results);
     if (!results->lived)
         return;
     tell_wakes(results, nine);
@@ -699,6 +755,7 @@ int main(int argc, char **argv) {
            good ? "Proven." : "NOT PROVEN.");
     nine_close(&nine);
     nine_life_release(&results.life);
+    nine_save_release(&results.saves);
     nftw(dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     return good ? 0 : 1;
 }

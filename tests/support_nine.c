@@ -30,12 +30,22 @@ static void say_durable(void *context) {
     transfer_block_durable(context);
 }
 
+static int is_saver(const struct nine *nine, const struct session *session) {
+    int found = 0;
+
+    for (uint32_t i = NINE_SAVERS; i < NINE_USERS_MAX; i++)
+        found |= nine->users[i].session == session;
+    return found;
+}
+
 /* Where nothing is ever put to sleep there is no store: the block counts as written, so that planes
  * go as they do beside one. */
 static void on_block_sealed(void *context, struct session *session, struct block *block) {
     struct nine *nine = context;
 
-    if (nine->snapshot)
+    if (nine->saves && is_saver(nine, session))
+        transfer_block_failed(block);
+    else if (nine->snapshot && !nine->saves)
         snapshot_block_sealed(nine->snapshot, session, block);
     else if (engine_post(nine->engine, say_durable, block) != KV_OK)
         transfer_block_failed(block);
@@ -176,6 +186,17 @@ enum kv_err nine_store(struct nine *nine, struct kv_diag *diag) {
     return snapshot_open(&settings, &nine->snapshot, diag);
 }
 
+void nine_store_end(struct nine *nine) {
+    if (nine->snapshot)
+        snapshot_close(nine->snapshot);
+    nine->snapshot = NULL;
+    if (nine->engine)
+        while (engine_apply(nine->engine))
+            ;
+    store_close(nine->store);
+    nine->store = NULL;
+}
+
 void nine_close(struct nine *nine) {
     nine_drop_all(nine);
     if (nine->snapshot)
@@ -186,7 +207,7 @@ void nine_close(struct nine *nine) {
     engine_close(nine->engine);
     store_close(nine->store);
     synth_rows_drop(nine->rows);
-    for (uint32_t i = 0; i < NINE_SESSIONS_MAX; i++)
+    for (uint32_t i = 0; i < NINE_USERS_MAX; i++)
         free(nine->users[i].ids);
     baton_release(&nine->baton);
     memset(nine, 0, sizeof *nine);
@@ -323,7 +344,7 @@ void nine_drop(struct nine *nine, uint32_t index) {
 }
 
 void nine_drop_all(struct nine *nine) {
-    for (uint32_t i = 0; i < NINE_SESSIONS_MAX; i++)
+    for (uint32_t i = 0; i < NINE_USERS_MAX; i++)
         nine_drop(nine, i);
     if (nine->engine)
         nine_settle(nine);

@@ -25,6 +25,8 @@
 
 enum {
     NINE_SESSIONS_MAX = 64,
+    NINE_SAVERS = NINE_SESSIONS_MAX, /* two more, of support_nine_save.h */
+    NINE_USERS_MAX = NINE_SAVERS + 2,
     NINE_SHARED = 11, /* facts under shared keys */
     NINE_FACTS,       /* and one under its own */
     NINE_FOREIGN = 2, /* questions about other users' own keys */
@@ -70,9 +72,10 @@ struct nine {
     struct snapshot *snapshot; /* the same */
     struct restore_source source;
     struct baton baton;
+    int saves;                /* only savers are written, and only by a save */
     int shared;               /* two threads take turns with the baton */
     struct nine_holds *holds; /* of the thread that moves sessions; NULL: nobody looks */
-    struct nine_user users[NINE_SESSIONS_MAX];
+    struct nine_user users[NINE_USERS_MAX];
     uint32_t user_count; /* planned; texts are made when they are filled */
     struct image_policy policy;
     double opened_s, filled_s;
@@ -84,6 +87,7 @@ enum kv_err nine_open(const struct nine_settings *settings, uint32_t users, stru
 void nine_close(struct nine *nine);
 /* From now on blocks become durable for good; no session exists. */
 enum kv_err nine_store(struct nine *nine, struct kv_diag *diag);
+void nine_store_end(struct nine *nine); /* none open is allowed */
 /* Bytes that sessions of these lengths write to the store at most. */
 uint64_t nine_store_need(const struct nine *nine, uint32_t sessions);
 

@@ -203,6 +203,54 @@ static void add_goals(cJSON *to, const struct nine_results *results) {
     }
 }
 
+static void add_stages(cJSON *to, const struct receipt *receipt) {
+    cJSON *stages = cJSON_AddObjectToObject(to, "stage_ms");
+
+    for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++)
+        if (receipt->stage_ns[i])
+            cJSON_AddNumberToObject(stages, receipt_stage_name((enum receipt_stage)i),
+                                    (double)receipt->stage_ns[i] * 1e-6);
+    cJSON_AddNumberToObject(to, "wall_ms", (double)receipt->wall_ns * 1e-6);
+    cJSON_AddNumberToObject(to, "blocked_ms", (double)receipt->blocked_ns * 1e-6);
+    cJSON_AddStringToObject(to, "bound_by", receipt_stage_name(receipt->bound_by));
+}
+
+static void add_save_step(cJSON *to, uint64_t length, const struct nine_save_step *step) {
+    cJSON *own = cJSON_CreateObject();
+
+    cJSON_AddNumberToObject(own, "length", (double)length);
+    cJSON_AddNumberToObject(own, "tokens", step->tokens);
+    cJSON_AddNumberToObject(own, "bytes", (double)step->bytes);
+    cJSON_AddNumberToObject(own, "allowed_bytes", (double)step->allowed_bytes);
+    cJSON_AddNumberToObject(own, "record_bytes", (double)step->record_bytes);
+    cJSON_AddNumberToObject(own, "image_bytes", (double)step->image_bytes);
+    cJSON_AddNumberToObject(own, "without_proof_ms", (double)step->after_proof_ns * 1e-6);
+    add_stages(own, &step->receipt);
+    cJSON_AddItemToArray(to, own);
+}
+
+static void add_saves(cJSON *to, struct nine_saves *saves) {
+    cJSON *own = cJSON_AddObjectToObject(to, "saves");
+    cJSON *full = cJSON_AddObjectToObject(own, "full");
+    cJSON *steps = cJSON_AddArrayToObject(own, "incremental");
+
+    cJSON_AddNumberToObject(full, "length", (double)saves->full.tokens);
+    cJSON_AddNumberToObject(full, "bytes", (double)saves->full.door_bytes);
+    cJSON_AddNumberToObject(full, "others", saves->others);
+    add_stages(full, &saves->full);
+    cJSON_AddNumberToObject(full, "plain_ms", (double)saves->plain.ns * 1e-6);
+    cJSON_AddNumberToObject(full, "plain_bytes", (double)saves->plain.bytes);
+    cJSON_AddBoolToObject(full, "plain_direct", saves->plain.direct);
+    cJSON_AddNumberToObject(full, "quiet_p50_ms", nine_gaps_ms(&saves->quiet, 0.5));
+    cJSON_AddNumberToObject(full, "quiet_p99_ms", nine_gaps_ms(&saves->quiet, 0.99));
+    cJSON_AddNumberToObject(full, "saving_p50_ms", nine_gaps_ms(&saves->saving, 0.5));
+    cJSON_AddNumberToObject(full, "saving_p99_ms", nine_gaps_ms(&saves->saving, 0.99));
+    cJSON_AddNumberToObject(full, "saving_steps", saves->saving.count);
+    for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
+        for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++)
+            add_save_step(steps, saves->lengths[i].tokens, &saves->lengths[i].steps[k]);
+}
+
 int nine_write_files(struct nine_results *results, const struct nine *nine) {
     cJSON *root;
     int good = 1;
@@ -224,6 +272,8 @@ int nine_write_files(struct nine_results *results, const struct nine *nine) {
         cJSON_AddNumberToObject(fit, "predicted", results->fits[i].predicted);
         cJSON_AddNumberToObject(fit, "counted", results->fits[i].counted);
     }
+    if (results->saved)
+        add_saves(root, &results->saves);
     if (results->lived) {
         add_wakes(root, results);
         add_life(root, results);

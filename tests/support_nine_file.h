@@ -10,6 +10,7 @@
 #define TESTS_SUPPORT_NINE_FILE_H
 
 #include "tests/support_nine_curve.h"
+#include "tests/support_nine_save.h"
 #include "tests/support_nine_wake.h"
 
 enum { NINE_GOALS_MAX = 64 };
@@ -40,6 +41,8 @@ struct nine_results {
     struct nine_wakes wakes;
     struct nine_life life;
     int lived;
+    struct nine_saves saves;
+    int saved;
     struct engine_slots slots;
     uint64_t disk_free, disk_need;
     struct nine_goal goals[NINE_GOALS_MAX];

@@ -1,0 +1,422 @@
+/* tests/support_nine_save.c - what saves cost, beside a plain writer, while others decode.
+ *
+ * Responsible for: what support_nine_save.h says.
+ * Not responsible for: goals (nine.c).
+ */
+#include "tests/support_nine_save.h"
+
+#include "store/base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
+enum { MORE_TOKENS = 4608, WINDOW_TOKENS = 30, QUIET_STEPS = 40 };
+static const uint32_t step_tokens[NINE_SAVE_STEPS] = {1, 256, 4096};
+static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, 3, 1};
+
+static uint64_t now(void) {
+    return kv_clock_now_ns(kv_clock_system());
+}
+
+/* --- the others */
+
+struct decoder {
+    struct nine *nine;
+    struct nine_saves *saves;
+    pthread_t thread;
+    atomic_int stop, saving;
+    enum kv_err err;
+    struct kv_diag diag;
+};
+
+static void *decode(void *context) {
+    struct decoder *decoder = context;
+    uint64_t last_ns = 0;
+
+    while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
+        uint32_t tokens = 0;
+        int saving = atomic_load(&decoder->saving);
+        baton_take(&decoder->nine->baton);
+        decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
+        baton_give(&decoder->nine->baton);
+        uint64_t now_ns = now();
+        struct nine_gaps *gaps = saving ? &decoder->saves->saving : &decoder->saves->quiet;
+        if (tokens && last_ns && gaps->count < NINE_GAPS_MAX)
+            gaps->ns[gaps->count++] = now_ns - last_ns;
+        last_ns = tokens ? now_ns : 0;
+        sched_yield();
+    }
+    return NULL;
+}
+
+static enum kv_err begin_others(struct decoder *decoder, struct kv_diag *diag) {
+    struct nine_saves *saves = decoder->saves;
+
+    saves->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *saves->quiet.ns);
+    saves->saving.ns = calloc(NINE_GAPS_MAX, sizeof *saves->saving.ns);
+    if (!saves->quiet.ns || !saves->saving.ns)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
+    decoder->nine->shared = 1;
+    if (pthread_create(&decoder->thread, NULL, decode, decoder) == 0)
+        return KV_OK;
+    decoder->nine->shared = 0;
+    return kv_diag_set(diag, KV_ERR_NOMEM, "no thread to decode with");
+}
+
+static enum kv_err end_others(struct decoder *decoder, enum kv_err err, struct kv_diag *diag) {
+    if (!decoder->nine->shared)
+        return err;
+    atomic_store(&decoder->stop, 1);
+    pthread_join(decoder->thread, NULL);
+    decoder->nine->shared = 0;
+    if (err == KV_OK && decoder->err != KV_OK) {
+        *diag = decoder->diag;
+        return decoder->err;
+    }
+    return err;
+}
+
+static void wait_quiet(struct decoder *decoder) {
+    for (int over = !decoder->saves->others; !over;) {
+        baton_take(&decoder->nine->baton);
+        over = decoder->saves->quiet.count >= QUIET_STEPS || decoder->err != KV_OK;
+        baton_give(&decoder->nine->baton);
+        sched_yield();
+    }
+}
+
+/* --- the plain writer */
+
+static int write_all(int file, const uint8_t *memory, struct nine_plain *plain, uint64_t bytes) {
+    for (; plain->bytes < bytes; plain->bytes += PLAIN_BYTES)
+        if (pwrite(file, memory, PLAIN_BYTES, (off_t)plain->bytes) != PLAIN_BYTES)
+            return 0;
+    return fdatasync(file) == 0;
+}
+
+/* `bytes` in writes of 1 MiB, one after the other, into space that is taken already; one sync. */
+static enum kv_err write_plain(const char *dir, uint64_t bytes, struct nine_plain *plain,
+                               struct kv_diag *diag) {
+    uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), PLAIN_BYTES, PLAIN_ALIGN);
+    char path[512];
+
+    if (!memory)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the plain writer");
+    for (uint32_t i = 0, noise = 1; i < PLAIN_BYTES; i++, noise = noise * 1664525u + 1013904223u)
+        memory[i] = (uint8_t)(noise >> 24);
+    snprintf(path, sizeof path, "%.480s/plain", dir);
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+    int file = open(path, flags | O_DIRECT, 0600);
+    *plain = (struct nine_plain){.direct = file >= 0};
+    if (file < 0)
+        file = open(path, flags, 0600);
+    uint64_t begun = now();
+    int good = file >= 0 && posix_fallocate(file, 0, (off_t)bytes) == 0 &&
+               write_all(file, memory, plain, bytes);
+    plain->ns = now() - begun;
+    int error = errno;
+    if (file >= 0)
+        close(file);
+    unlink(path);
+    kv_alloc_release(kv_alloc_system(), memory);
+    return good ? KV_OK
+                : kv_diag_set(diag, KV_ERR_IO, "%s cannot be written: %s", path, strerror(error));
+}
+
+/* --- sessions */
+
+static uint64_t length_of(const struct nine *nine, int is_long) {
+    uint64_t tokens = nine->settings.tokens, most = nine->synth.context_tokens - MORE_TOKENS - 1024;
+
+    if (tokens > most)
+        tokens = most;
+    if (!is_long)
+        tokens /= 8;
+    if (tokens < NINE_TOKENS_MIN + 2 * LAYOUT_BLOCK_TOKENS)
+        tokens = NINE_TOKENS_MIN + 2 * LAYOUT_BLOCK_TOKENS;
+    /* Both windows begin and end alike. */
+    return layout_sealed_blocks(tokens) * LAYOUT_BLOCK_TOKENS + LAYOUT_SINK_TOKENS + WINDOW_TOKENS;
+}
+
+static enum kv_err add(struct nine *nine, uint32_t index, struct kv_diag *diag) {
+    const struct nine_settings settings = nine->settings;
+    struct nine_user *user = &nine->users[index];
+
+    free(user->ids);
+    user->ids = NULL;
+    nine->settings.tokens = length_of(nine, index == NINE_SAVE_LONG);
+    nine->settings.mixed = 0;
+    nine->settings.blank = 1;
+    user->away = 1;
+    enum kv_err err = nine_add(nine, index, diag);
+    nine->settings = settings;
+    return err;
+}
+
+/* Whoever came last makes room. */
+static enum kv_err add_with_room(struct nine *nine, uint32_t index, struct kv_diag *diag) {
+    enum kv_err err = add(nine, index, diag);
+
+    for (uint32_t i = NINE_SAVERS; err == KV_ERR_NO_SLOTS && i-- > 1;) {
+        if (!nine->users[i].session)
+            continue;
+        nine_drop(nine, i);
+        nine_settle(nine);
+        kv_diag_clear(diag);
+        err = add(nine, index, diag);
+    }
+    return err;
+}
+
+/* Until everything that was fed is computed; the baton is ours. */
+static enum kv_err compute(struct nine *nine, struct session *session, struct kv_diag *diag) {
+    struct session_info info;
+    enum kv_err err = KV_OK;
+
+    for (session_info(session, &info); err == KV_OK && info.n_kv < info.n;
+         session_info(session, &info)) {
+        struct engine_event events[EVENTS];
+        uint32_t count = 0;
+        err = engine_step(nine->engine, events, &count, diag);
+        for (uint32_t i = 0; i < count && err == KV_OK; i++)
+            if (events[i].kind == ENGINE_FAILED)
+                err = events[i].err;
+    }
+    return err;
+}
+
+static enum kv_err feed(struct nine *nine, struct session *session, uint32_t tokens,
+                        struct kv_diag *diag) {
+    uint32_t *ids = calloc(tokens, sizeof *ids);
+    struct session_info info;
+
+    if (!ids)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for more tokens");
+    session_info(session, &info);
+    support_synth_filler(&nine->synth, info.n, ids, tokens);
+    enum kv_err err = session_feed(session, ids, tokens, IMAGE_USER, diag);
+    if (err == KV_OK)
+        err = compute(nine, session, diag);
+    free(ids);
+    return err;
+}
+
+static enum kv_err save(struct nine *nine, struct session *session, struct receipt *receipt_out,
+                        struct kv_diag *diag) {
+    const struct snapshot_options options = {0};
+
+    return snapshot_save(nine->snapshot, session, &options, receipt_out, diag);
+}
+
+/* --- a few more tokens */
+
+struct window_pages {
+    uint64_t n_kv, first;
+    uint32_t tokens;
+};
+
+static struct window_pages pages_of(uint64_t n_kv) {
+    return (struct window_pages){
+        n_kv, LAYOUT_SINK_TOKENS + layout_sealed_blocks(n_kv) * LAYOUT_BLOCK_TOKENS,
+        layout_window_tokens(n_kv)};
+}
+
+/* Pages of `after` that `before` has not at the same place with as many tokens. */
+static uint64_t changed_bytes(const struct nine *nine, uint64_t before, uint64_t after) {
+    const struct layout_geometry *geometry = &nine->model.geometry;
+    const struct window_pages old = pages_of(before), new = pages_of(after);
+    uint32_t streams = layout_tier_streams(image_top(&nine->policy));
+    uint64_t bytes = 0, blocks = layout_sealed_blocks(after) - layout_sealed_blocks(before);
+
+    for (uint32_t done = 0; done < new.tokens; done += LAYOUT_PAGE_TOKENS) {
+        uint32_t tokens =
+            new.tokens - done < LAYOUT_PAGE_TOKENS ? new.tokens - done : LAYOUT_PAGE_TOKENS;
+        uint64_t first = new.first + done;
+        int same = first >= old.first && first + tokens <= old.first + old.tokens &&
+                   (tokens == LAYOUT_PAGE_TOKENS || first + tokens == old.first + old.tokens);
+        bytes += same ? 0 : layout_dense_bytes(geometry, tokens);
+    }
+    for (uint32_t stream = 0; stream < LAYOUT_STREAM_COUNT; stream++)
+        if (streams & 1u << stream)
+            bytes += blocks * layout_stream_bytes(geometry, (enum layout_stream)stream);
+    return bytes;
+}
+
+static int by_wall(const void *a, const void *b) {
+    const struct receipt *x = a, *y = b;
+
+    return (x->wall_ns > y->wall_ns) - (x->wall_ns < y->wall_ns);
+}
+
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* A few tokens are said several times: a save of them takes milliseconds. */
+static enum kv_err run_step(struct nine *nine, struct session *session, uint32_t which,
+                            struct nine_save_step *step, struct kv_diag *diag) {
+    struct receipt receipts[NINE_SAVE_TURNS];
+    uint64_t less[NINE_SAVE_TURNS];
+    uint32_t turns = step_turns[which], tokens = step_tokens[which];
+    enum kv_err err = KV_OK;
+
+    step->tokens = tokens;
+    for (uint32_t i = 0; i < turns && err == KV_OK; i++) {
+        struct session_info before, after;
+        session_info(session, &before);
+        err = feed(nine, session, tokens, diag);
+        session_info(session, &after);
+        if (err == KV_OK)
+            err = save(nine, session, &receipts[i], diag);
+        less[i] = receipts[i].wall_ns - receipts[i].stage_ns[RECEIPT_PROVE];
+        step->bytes = receipts[i].door_bytes;
+        step->record_bytes = receipts[i].record_bytes;
+        step->image_bytes = receipts[i].image_bytes;
+        step->allowed_bytes = changed_bytes(nine, before.n_kv, after.n_kv);
+        step->allowed_bytes += step->allowed_bytes / 20 + receipts[i].record_bytes;
+    }
+    if (err != KV_OK)
+        return err;
+    qsort(receipts, turns, sizeof receipts[0], by_wall);
+    qsort(less, turns, sizeof less[0], by_size);
+    step->receipt = receipts[turns / 2];
+    step->after_proof_ns = less[turns / 2];
+    return KV_OK;
+}
+
+static enum kv_err run_length(struct nine *nine, uint32_t index, struct nine_save_length *length,
+                              struct kv_diag *diag) {
+    struct session *session = nine->users[index].session;
+    struct session_info info;
+    enum kv_err err = KV_OK;
+
+    session_info(session, &info);
+    length->tokens = info.n;
+    for (uint32_t i = 0; i < NINE_SAVE_STEPS && err == KV_OK; i++)
+        err = run_step(nine, session, i, &length->steps[i], diag);
+    return err;
+}
+
+/* --- all of it */
+
+static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag *diag) {
+    struct nine *nine = decoder->nine;
+    struct nine_saves *saves = decoder->saves;
+    struct receipt first;
+    enum kv_err err = KV_OK;
+
+    KV_TRY(add_with_room(nine, NINE_SAVE_LONG, diag));
+    KV_TRY(add_with_room(nine, NINE_SAVE_SHORT, diag));
+    for (uint32_t i = 0; i < NINE_SAVERS; i++)
+        saves->others += nine->users[i].session != NULL;
+    KV_TRY(begin_others(decoder, diag));
+    wait_quiet(decoder);
+    atomic_store(&decoder->saving, 1);
+    baton_take(&nine->baton);
+    err = save(nine, nine->users[NINE_SAVE_LONG].session, &saves->full, diag);
+    baton_give(&nine->baton);
+    atomic_store(&decoder->saving, 0);
+    if (err == KV_OK)
+        err = write_plain(dir, saves->full.door_bytes, &saves->plain, diag);
+done:
+    err = end_others(decoder, err, diag);
+    /* Alone, so that only the saves themselves are in what they take. */
+    if (err == KV_OK)
+        err = save(nine, nine->users[NINE_SAVE_SHORT].session, &first, diag);
+    for (uint32_t i = 0; i < NINE_SAVE_USERS && err == KV_OK; i++)
+        err = run_length(nine, NINE_SAVE_SHORT + i, &saves->lengths[i], diag);
+    return err;
+}
+
+static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *walk) {
+    (void)status, (void)kind, (void)walk;
+    return remove(path);
+}
+
+enum kv_err nine_save_run(struct nine *nine, const char *dir, struct nine_saves *saves_out,
+                          struct kv_diag *diag) {
+    struct decoder decoder = {.nine = nine, .saves = saves_out};
+    const char *usual = nine->settings.dir;
+    char own[512];
+
+    *saves_out = (struct nine_saves){0};
+    snprintf(own, sizeof own, "%.480s/saves", dir);
+    nine->settings.dir = own;
+    nine->saves = 1;
+    enum kv_err err = nine_store(nine, diag);
+    if (err == KV_OK)
+        err = run(&decoder, dir, diag);
+    nine_drop(nine, NINE_SAVE_SHORT);
+    nine_drop(nine, NINE_SAVE_LONG);
+    nine_store_end(nine);
+    nine->saves = 0;
+    nine->settings.dir = usual;
+    nftw(own, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    return err;
+}
+
+/* --- its lines */
+
+static double rate(uint64_t bytes, uint64_t ns) {
+    return ns ? (double)bytes / (double)ns : 0;
+}
+
+static double megabytes(uint64_t bytes) {
+    return (double)bytes * 1e-6;
+}
+
+static double milliseconds(uint64_t ns) {
+    return (double)ns * 1e-6;
+}
+
+static void tell_stages(const struct receipt *receipt) {
+    printf("   ");
+    for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++)
+        if (receipt->stage_ns[i])
+            printf(" %s %.1f", receipt_stage_name((enum receipt_stage)i),
+                   milliseconds(receipt->stage_ns[i]));
+    printf(" ms busy, blocked %.1f, bound by %s\n", milliseconds(receipt->blocked_ns),
+           receipt_stage_name(receipt->bound_by));
+}
+
+void nine_save_tell(struct nine_saves *saves) {
+    const struct receipt *full = &saves->full;
+
+    printf("  full save of %llu tokens, %u others decode: %.1f ms, %.1f MB at %.3f GB/s; plain "
+           "writer%s %.3f GB/s; others p50 %.2f ms, p99 %.2f (quiet %.2f, %.2f)\n",
+           (unsigned long long)full->tokens, saves->others, milliseconds(full->wall_ns),
+           megabytes(full->door_bytes), rate(full->door_bytes, full->wall_ns),
+           saves->plain.direct ? "" : " (buffered: O_DIRECT is refused here)",
+           rate(saves->plain.bytes, saves->plain.ns), nine_gaps_ms(&saves->saving, 0.5),
+           nine_gaps_ms(&saves->saving, 0.99), nine_gaps_ms(&saves->quiet, 0.5),
+           nine_gaps_ms(&saves->quiet, 0.99));
+    tell_stages(full);
+    for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
+        for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
+            const struct nine_save_step *step = &saves->lengths[i].steps[k];
+            printf("  %4u more of %6llu tokens: %.3f MB (%.3f allowed; image %.3f, records %.3f), "
+                   "%.2f ms, without the proof %.2f\n",
+                   step->tokens, (unsigned long long)saves->lengths[i].tokens,
+                   megabytes(step->bytes), megabytes(step->allowed_bytes),
+                   megabytes(step->image_bytes), megabytes(step->record_bytes),
+                   milliseconds(step->receipt.wall_ns), milliseconds(step->after_proof_ns));
+            tell_stages(&step->receipt);
+        }
+    fflush(stdout);
+}
+
+void nine_save_release(struct nine_saves *saves) {
+    free(saves->quiet.ns);
+    free(saves->saving.ns);
+}

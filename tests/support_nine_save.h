@@ -1,0 +1,47 @@
+/* tests/support_nine_save.h - what saves cost, beside a plain writer, while others decode.
+ *
+ * Responsible for: a store of its own; a full save of a session none of which was written before,
+ * and a plain writer of as many bytes; saves after a few more tokens of a long session and of a
+ * short one; how long nobody could step; what others see of it.
+ * Not responsible for: who decodes meanwhile (support_nine.h), goals (nine.c).
+ *
+ * Threads: the scheduler thread; it makes one that decodes while it runs.
+ * Units: tokens, bytes, nanoseconds.
+ */
+#ifndef TESTS_SUPPORT_NINE_SAVE_H
+#define TESTS_SUPPORT_NINE_SAVE_H
+
+#include "tests/support_nine_life.h"
+
+enum { NINE_SAVE_SHORT = NINE_SAVERS, NINE_SAVE_LONG, NINE_SAVE_USERS = 2 };
+enum { NINE_SAVE_STEPS = 3, NINE_SAVE_TURNS = 5 };
+
+/* A save of some more tokens. */
+struct nine_save_step {
+    uint32_t tokens;
+    uint64_t bytes, record_bytes, image_bytes; /* through the door, and of these */
+    uint64_t allowed_bytes;  /* 1.05 × (planes of new blocks + changed pages, raw) + one record */
+    struct receipt receipt;  /* the one of the median wall: of 5 after 1 token, 3 after 256, 1 */
+    uint64_t after_proof_ns; /* wall less the proof, the median */
+};
+struct nine_save_length {
+    uint64_t tokens; /* before the steps */
+    struct nine_save_step steps[NINE_SAVE_STEPS];
+};
+struct nine_saves {
+    struct receipt full; /* of the long session */
+    struct nine_plain plain;
+    uint32_t others; /* who decode meanwhile */
+    struct nine_gaps quiet, saving;
+    struct nine_save_length lengths[NINE_SAVE_USERS]; /* short, long */
+};
+
+/* Under nine->policy, with no store open; users are dropped from the last one on until there is
+ * room. Afterwards the store that it made in `dir` is gone, and both sessions. */
+enum kv_err nine_save_run(struct nine *nine, const char *dir, struct nine_saves *saves_out,
+                          struct kv_diag *diag);
+/* Everything of it in lines on stdout. */
+void nine_save_tell(struct nine_saves *saves);
+void nine_save_release(struct nine_saves *saves);
+
+#endif
