@@ -87,10 +87,10 @@ enum kv_err codec_room(struct codec *codec, size_t count, uint8_t **out) {
     return err;
 }
 
-enum kv_err codec_prepare(struct codec *codec, size_t raw_bytes) {
-    enum kv_err err = buffer_fit(codec, &codec->gathered, raw_bytes);
+enum kv_err codec_prepare(struct codec *codec, size_t shuffled, size_t apart) {
+    enum kv_err err = buffer_fit(codec, &codec->gathered, shuffled);
     if (err == KV_OK)
-        err = buffer_fit(codec, &codec->packed, raw_bytes);
+        err = buffer_fit(codec, &codec->packed, apart);
     if (err == KV_OK && codec->unzip == NULL &&
         (codec->unzip = ZSTD_createDCtx_advanced(memory_of(codec))) == NULL)
         err = KV_ERR_NOMEM;

@@ -56,8 +56,9 @@ int codec_likely(struct codec *codec, const struct store_part *part, size_t raw_
 /* Room for `count` bytes, valid until the next codec call; KV_ERR_NOMEM. */
 enum kv_err codec_room(struct codec *codec, size_t count, uint8_t **out);
 
-/* Takes all memory that unzipping extents of up to `raw_bytes` bytes can want; KV_ERR_NOMEM. */
-enum kv_err codec_prepare(struct codec *codec, size_t raw_bytes);
+/* Takes all memory that unzipping can want, of extents of up to `shuffled` raw bytes where they are
+ * shuffled, and that codec_room will for up to `apart` bytes; KV_ERR_NOMEM. */
+enum kv_err codec_prepare(struct codec *codec, size_t shuffled, size_t apart);
 
 /* Unzips `packed` to exactly `raw_bytes` bytes at `raw_out`: KV_ERR_CORRUPT when the frame is
  * damaged, longer or shorter than that. KV_ERR_NOMEM. */

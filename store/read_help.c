@@ -1,9 +1,9 @@
-/* store/read_help.c - a second thread that unzips and digests behind the reading one.
+/* store/read_help.c - threads that unzip and digest behind the reading one.
  *
  * Responsible for: the ring, its lock, who takes which item.
  * Not responsible for: the work itself (store_read.c).
  *
- * todo, what the helper has in hand and done together never exceed the ring, so memory that waits
+ * todo, what helpers have in hand and done together never exceed the ring, so memory that waits
  * for its turn is bounded.
  */
 #include "store/read_help.h"
@@ -31,17 +31,21 @@ static uint32_t held(const struct read_help *help) {
 static void *help_main(void *argument) {
     struct read_help *help = argument;
     pthread_mutex_lock(&help->lock);
+    int thread = (int)++help->seated;
     for (;;) {
         while (help->todo_count == 0 && !help->closed)
             pthread_cond_wait(&help->given, &help->lock);
         if (help->todo_count == 0)
             break;
         size_t index = pop(help->todo, &help->todo_first, &help->todo_count);
-        help->busy = 1;
+        help->busy++;
         pthread_mutex_unlock(&help->lock);
-        help->work(help->context, index, 1);
+#ifdef BREAK_HELP_SEAT
+        thread = 1;
+#endif
+        help->work(help->context, index, thread);
         pthread_mutex_lock(&help->lock);
-        help->busy = 0;
+        help->busy--;
         push(help->done, help->done_first, &help->done_count, index);
         pthread_cond_signal(&help->over);
     }
@@ -49,36 +53,40 @@ static void *help_main(void *argument) {
     return NULL;
 }
 
-int read_help_start(struct read_help *help, read_help_work work, void *context) {
+static void release(struct read_help *help) {
+    pthread_cond_destroy(&help->given);
+    pthread_cond_destroy(&help->over);
+    pthread_mutex_destroy(&help->lock);
+}
+
+uint32_t read_help_start(struct read_help *help, uint32_t threads, read_help_work work,
+                         void *context) {
+    assert(threads >= 1 && threads <= READ_HELP_THREADS_MAX);
     memset(help, 0, sizeof *help);
     help->work = work;
     help->context = context;
     pthread_mutex_init(&help->lock, NULL);
     pthread_cond_init(&help->given, NULL);
     pthread_cond_init(&help->over, NULL);
-    if (pthread_create(&help->thread, NULL, help_main, help) == 0) {
-        help->running = 1;
-        return 1;
-    }
-    pthread_cond_destroy(&help->given);
-    pthread_cond_destroy(&help->over);
-    pthread_mutex_destroy(&help->lock);
-    return 0;
+    while (help->running < threads &&
+           pthread_create(&help->threads[help->running], NULL, help_main, help) == 0)
+        help->running++;
+    if (help->running == 0)
+        release(help);
+    return help->running;
 }
 
 void read_help_stop(struct read_help *help) {
-    if (!help->running)
+    if (help->running == 0)
         return;
     pthread_mutex_lock(&help->lock);
     assert(held(help) == 0);
     help->closed = 1;
-    pthread_cond_signal(&help->given);
+    pthread_cond_broadcast(&help->given);
     pthread_mutex_unlock(&help->lock);
-    pthread_join(help->thread, NULL);
-    pthread_cond_destroy(&help->given);
-    pthread_cond_destroy(&help->over);
-    pthread_mutex_destroy(&help->lock);
-    help->running = 0;
+    while (help->running != 0)
+        pthread_join(help->threads[--help->running], NULL);
+    release(help);
 }
 
 int read_help_give(struct read_help *help, size_t index) {

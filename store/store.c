@@ -20,6 +20,14 @@
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+/* One core reads, the others unzip; what a disk gives needs a few of them. */
+static uint32_t usual_helpers(void) {
+    const long most = 8;
+    long others = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+    return (uint32_t)(others < 1 ? 1 : others < most ? others : most);
+}
 
 struct store_options store_options_usual(const char *dir, const char *program) {
     return (struct store_options){
@@ -29,6 +37,7 @@ struct store_options store_options_usual(const char *dir, const char *program) {
         .bytes_max = STORE_BYTES_UNLIMITED,
         .segment_bytes = (uint64_t)64 << 20,
         .deadline_ns = (uint64_t)30 * 1000000000u,
+        .helpers = usual_helpers(),
         .program = program,
         .door = io_best_door(),
         .alloc = kv_alloc_system(),

@@ -46,6 +46,7 @@ struct store_options {
     uint64_t reserve_bytes; /* of it, only for removals and gc, so that a full store empties */
     uint64_t segment_bytes; /* a multiple of 4 KiB in [1 MiB, 1 GiB]; 64 MiB is usual */
     uint64_t deadline_ns;   /* longest wait for one read or write; 30 s is usual */
+    uint32_t helpers;       /* threads that unzip behind one that reads; 1 … 16, 0 is 1 */
     const char *program;    /* written into LOCK for whoever finds it held */
     void (*progress)(void *context, uint64_t done, uint64_t all); /* segments read for a rebuild
                                                  of the index while it opens; NULL is allowed */

@@ -7,12 +7,13 @@
  *
  * A raw extent whose pieces are pages goes straight to them. Everything else that is raw passes
  * through registered staging. A compressed one is read whole into memory of its own and unzipped
- * from there. Unzipping and digests go to a second thread where the caller wants one, so that they
- * run while later extents are on their way; every result is told on the reading thread.
+ * from there. Unzipping and digests go to helpers where the caller wants them, so that they run
+ * while later extents are on their way; every result is told on the reading thread.
  */
 #include "store/store_read.h"
 
 #include "store/read_help.h"
+#include "store/reader.h"
 #include "store/store_inner.h"
 #include "store/store_ram_inner.h"
 
@@ -22,26 +23,14 @@
 
 enum {
     DEPTH = IO_DEPTH_MAX,
-    STAGING_COUNT = 16,
-    STAGING_BYTES = 1 << 20,
+    STAGING_COUNT = READER_STAGING_COUNT,
+    STAGING_BYTES = READER_STAGING_BYTES,
     JOB_BYTES_MAX = 1 << 20,
-    PACKED_BYTES_MAX = 24 << 20, /* compressed bytes of one call that wait for their unzipping */
-    FILES_MAX = 128              /* segments open at once; a call with more goes in rounds */
-};
-
-/* Segments that are open. */
-struct files {
-    uint32_t numbers[FILES_MAX];
-    int files[FILES_MAX];
-    uint32_t count;
-};
-
-struct reader {
-    struct reader *next_lost;
-    struct io_queue *queue;
-    struct files files; /* of the round; a lost reader keeps them as long as its queue */
-    uint8_t *staging;
-    struct codec *codecs[2]; /* of the reading thread and of its helper */
+    FILES_MAX = READER_FILES_MAX, /* a call with more goes in rounds */
+    /* Compressed bytes of one call that wait for their unzipping: so much, and so much more for
+     * each helper beyond the first. */
+    PACKED_BYTES = 24 << 20,
+    PACKED_HELPER_BYTES = 4 << 20
 };
 
 /* One extent on its way. */
@@ -78,8 +67,8 @@ struct round {
     struct store_read_args args; /* of this round only */
     size_t index_base;           /* of its first read in the caller's list */
     struct flow *flows;
-    size_t next;           /* first read that is not wholly asked for */
-    uint64_t packed_bytes; /* of compressed extents that are asked for and not over */
+    size_t next;                        /* first read that is not wholly asked for */
+    uint64_t packed_bytes, packed_room; /* of compressed extents that are asked for and not over */
     struct job jobs[DEPTH];
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
@@ -89,91 +78,6 @@ struct round {
     size_t failed_index;
     int stalled;
 };
-
-static void close_files(struct store *store, struct reader *reader) {
-    const struct io_door *door = store->options.door;
-    while (reader->files.count != 0)
-        door->close(door->context, reader->files.files[--reader->files.count]);
-}
-
-static void reader_drop(struct store *store, struct reader *reader, uint64_t timeout_ns) {
-    const struct io_door *door = store->options.door;
-    if (reader == NULL)
-        return;
-    /* While the kernel may still write into the staging it cannot be given back; nor can a file be
-     * closed: what is still to be read by its number would be read from whatever gets that next. */
-    if (reader->queue != NULL && door->queue_close(door->context, reader->queue, timeout_ns) != 0)
-        return;
-    close_files(store, reader);
-    codec_drop(reader->codecs[0]);
-    codec_drop(reader->codecs[1]);
-    kv_alloc_release(store->options.alloc, reader->staging);
-    kv_alloc_release(store->options.alloc, reader);
-}
-
-static enum kv_err reader_make(struct store *store, struct reader **out, struct kv_diag *diag) {
-    const struct io_door *door = store->options.door;
-    const struct kv_alloc *alloc = store->options.alloc;
-    enum kv_err err = KV_OK;
-    struct reader *reader = kv_alloc_zeroed(alloc, 1, sizeof *reader);
-    if (reader == NULL)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader");
-    reader->staging =
-        kv_alloc_aligned(alloc, (size_t)STAGING_COUNT * STAGING_BYTES, STORE_PAGE_BYTES);
-    if (reader->staging == NULL || codec_make(alloc, &reader->codecs[0]) != KV_OK ||
-        codec_make(alloc, &reader->codecs[1]) != KV_OK)
-        KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader"));
-    struct io_queue_options options = {.depth = DEPTH,
-                                       .buffers = reader->staging,
-                                       .buffer_count = STAGING_COUNT,
-                                       .buffer_bytes = STAGING_BYTES,
-                                       .alloc = alloc};
-    int error = door->queue_open(door->context, &options, &reader->queue);
-    if (error != 0)
-        KV_TRY(kv_diag_errno(diag, error == ENOMEM ? KV_ERR_NOMEM : KV_ERR_IO, error,
-                             "cannot open a queue for reading"));
-    *out = reader;
-    reader = NULL;
-done:
-    reader_drop(store, reader, 0);
-    return err;
-}
-
-static enum kv_err reader_take(struct store *store, struct reader **out, struct kv_diag *diag) {
-    struct reader *reader = NULL;
-    pthread_mutex_lock(&store->lock);
-    if (store->idle_count != 0)
-        reader = store->idle[--store->idle_count];
-    pthread_mutex_unlock(&store->lock);
-    if (reader == NULL)
-        return reader_make(store, out, diag);
-    *out = reader;
-    return KV_OK;
-}
-
-static void reader_give(struct store *store, struct reader *reader, int stalled) {
-    pthread_mutex_lock(&store->lock);
-    if (stalled) {
-        reader->next_lost = store->lost;
-        store->lost = reader;
-        reader = NULL;
-    } else if (store->idle_count < STORE_INNER_READERS_IDLE) {
-        store->idle[store->idle_count++] = reader;
-        reader = NULL;
-    }
-    pthread_mutex_unlock(&store->lock);
-    reader_drop(store, reader, store->options.deadline_ns);
-}
-
-void store_read_release_all(struct store *store) {
-    while (store->idle_count != 0)
-        reader_drop(store, store->idle[--store->idle_count], store->options.deadline_ns);
-    while (store->lost != NULL) {
-        struct reader *reader = store->lost;
-        store->lost = reader->next_lost;
-        reader_drop(store, reader, store->options.deadline_ns);
-    }
-}
 
 static const char *label_of(const struct store_read *read) {
     return read->label != NULL ? read->label : "extent";
@@ -349,7 +253,7 @@ static void conclude(struct round *round, size_t index) {
                flow->error == -1 ? "the segment ends before it" : "its padding is not zero");
         return;
     }
-    if (round->help.running && (read->extent->codec != CODEC_RAW || read->verify)) {
+    if (round->help.running != 0 && (read->extent->codec != CODEC_RAW || read->verify)) {
         while (!read_help_give(&round->help, index)) {
             if (read_help_take(&round->help, 0, &over))
                 settle(round, over);
@@ -360,30 +264,6 @@ static void conclude(struct round *round, size_t index) {
     settle(round, index);
 }
 
-/* Looks up or opens the segment of an extent. */
-static enum kv_err file_of(struct round *round, const struct store_extent *extent, int *file_out,
-                           struct kv_diag *diag) {
-    struct files *files = &round->reader->files;
-    for (uint32_t i = files->count; i-- > 0;) {
-        if (files->numbers[i] == extent->segment) {
-            *file_out = files->files[i];
-            return KV_OK;
-        }
-    }
-    assert(files->count < FILES_MAX);
-    struct store *store = round->store;
-    struct segment_open_args args = {store->options.door, store->seg_dir, extent->segment,
-                                     store->options.direct_wanted};
-    int direct = 0;
-    enum kv_err err = segment_open_read(&args, file_out, &direct, diag);
-    if (err != KV_OK)
-        return err;
-    round->stats->direct &= direct;
-    files->numbers[files->count] = extent->segment;
-    files->files[files->count++] = *file_out;
-    return KV_OK;
-}
-
 /* Begins an extent: its file, its way, its memory. */
 static enum kv_err begin(struct round *round, size_t index) {
     struct store_read *read = &round->args.reads[index];
@@ -391,7 +271,7 @@ static enum kv_err begin(struct round *round, size_t index) {
     struct kv_diag diag = {""};
     enum kv_err err = check_read(read, &diag);
     if (err == KV_OK)
-        err = file_of(round, read->extent, &flow->file, &diag);
+        err = reader_file(round->store, round->reader, read->extent->segment, &flow->file, &diag);
     if (err == KV_OK && read->extent->codec != CODEC_RAW) {
         uint64_t bytes = fmt_extent_padded(read->extent);
         flow->packed = bytes > CODEC_BYTES_MAX ? NULL
@@ -431,7 +311,7 @@ static int has_room(const struct round *round, size_t index) {
     return 1;
 #endif
     return extent->codec == CODEC_RAW || round->packed_bytes == 0 ||
-           round->packed_bytes + fmt_extent_padded(extent) <= PACKED_BYTES_MAX;
+           round->packed_bytes + fmt_extent_padded(extent) <= round->packed_room;
 }
 
 /* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none
@@ -519,6 +399,7 @@ static int submit_next(struct round *round) {
     if (!plan_job(round, index, &job, &request))
         return 0;
     int error = door->submit(door->context, round->reader->queue, &request);
+    round->stats->wait_ns += now_ns(round) - job.begin_ns;
     if (error == EAGAIN && round->in_flight != 0)
         return 0;
     if (error != 0) {
@@ -573,7 +454,7 @@ static void arrive(struct round *round, const struct io_completion *done) {
 /* Tells what the helper has done, waiting for all of it or not. */
 static void take_over(struct round *round, int all) {
     size_t index;
-    while (round->help.running && read_help_take(&round->help, all, &index))
+    while (round->help.running != 0 && read_help_take(&round->help, all, &index))
         settle(round, index);
 }
 
@@ -656,27 +537,35 @@ static size_t round_length(const struct store_read_args *args, size_t first) {
     return args->count - first;
 }
 
-/* All memory that either thread will want is taken here, so that allocations stay in one order;
- * without it, or without a thread, the reading thread does everything. */
-static void start_helper(struct round *round) {
-    size_t packed = 0;
-    size_t most = 0;
-    int work = 0;
+/* All memory that any thread will want is taken here, so that allocations stay in one order;
+ * without it, or without threads, the reading thread does everything. */
+static void start_helpers(struct round *round) {
+    size_t packed = 0, shuffled = 0, apart = 0, work = 0;
     for (size_t i = 0; i < round->args.count; i++) {
-        const struct store_extent *extent = round->args.reads[i].extent;
+        const struct store_read *read = &round->args.reads[i];
+        const struct store_extent *extent = read->extent;
+        size_t size = extent->raw_bytes <= CODEC_BYTES_MAX ? (size_t)extent->raw_bytes : 0;
         packed += extent->codec != CODEC_RAW;
-        work += extent->codec != CODEC_RAW || round->args.reads[i].verify;
-        if (extent->codec != CODEC_RAW && extent->raw_bytes > most &&
-            extent->raw_bytes <= CODEC_BYTES_MAX)
-            most = (size_t)extent->raw_bytes;
+        work += extent->codec != CODEC_RAW || read->verify;
+        if (extent->codec == CODEC_SHUFFLE_ZSTD && size > shuffled)
+            shuffled = size;
+        if (extent->codec != CODEC_RAW && read->piece_count > 1 && size > apart)
+            apart = size;
     }
     if (work < 2)
         return;
-    for (int i = 0; packed != 0 && i < 2; i++) {
-        if (codec_prepare(round->reader->codecs[i], most) != KV_OK)
-            return;
-    }
-    (void)read_help_start(&round->help, look, round);
+    uint32_t threads = round->store->options.helpers;
+    threads = threads == 0 ? 1 : threads;
+    threads = threads < READ_HELP_THREADS_MAX ? threads : READ_HELP_THREADS_MAX;
+    threads = threads < work ? threads : (uint32_t)work;
+    if (packed != 0 &&
+        reader_codecs(round->store, round->reader, threads + 1, shuffled, apart) != KV_OK)
+        return;
+    threads = read_help_start(&round->help, threads, look, round);
+    if (threads > 1)
+        round->packed_room += (uint64_t)(threads - 1) * PACKED_HELPER_BYTES;
+    if (threads > round->stats->helpers)
+        round->stats->helpers = threads;
 }
 
 /* One round; *failed_index and the diag follow the first failed read. */
@@ -691,14 +580,16 @@ static enum kv_err read_round(struct store *store, const struct store_read_args 
     enum kv_err err = reader_take(store, &round->reader, round->diag);
     if (err == KV_OK) {
         round->stats->door_name = door->queue_name(door->context, round->reader->queue);
+        round->packed_room = PACKED_BYTES;
         if (args->helper)
-            start_helper(round);
+            start_helpers(round);
         run_round(round);
         read_help_stop(&round->help);
 #ifndef BREAK_CLOSE_UNDER_READ
         if (!round->stalled)
 #endif
-            close_files(store, round->reader);
+            reader_close_files(store, round->reader);
+        round->stats->direct &= round->reader->direct;
         reader_give(store, round->reader, round->stalled);
     }
     kv_alloc_release(alloc, round->flows);

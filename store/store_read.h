@@ -36,8 +36,8 @@ struct store_read_args {
     store_read_done done; /* may be NULL */
     void *context;
     int ram;    /* 1: extents that are kept in memory (store_ram.h) are taken from there */
-    int helper; /* 1: unzip and digest on a second thread while later reads are under way, which
-                   pays from a few extents on; 0: all on the calling thread */
+    int helper; /* 1: unzip and digest on store_options.helpers threads while later reads are under
+                   way, which pays from a few extents on; 0: all on the calling thread */
 };
 
 struct store_read_stats {
@@ -49,10 +49,10 @@ struct store_read_stats {
     uint64_t placed_bytes; /* of raw_bytes, read without a copy */
     uint64_t reads;
     uint64_t in_flight_max;
-    uint64_t wait_ns; /* waiting for the disk */
-    uint64_t unzip_ns;
-    uint64_t digest_ns;
-    uint64_t digests; /* extents checked here */
+    uint64_t wait_ns;             /* handing over to the disk and waiting for it */
+    uint64_t unzip_ns, digest_ns; /* of all threads together */
+    uint32_t helpers;             /* threads that unzipped beside the calling one, at most */
+    uint64_t digests;             /* extents checked here */
 };
 
 /* Reads all; goes on after a failed one. Returns KV_OK when every result is KV_OK, else the result

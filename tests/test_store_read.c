@@ -84,8 +84,8 @@ static void get_big(struct store *store, struct big *big, struct store_read *rea
     }
 }
 
-/* 54 MiB of compressed extents, of which 24 may wait for their unzipping at once: all arrive, with
- * and without a helper, through both doors. */
+/* 54 MiB of compressed extents, of which 24 may wait for their unzipping at once: all arrive,
+ * without, with one and with four helpers, through both doors. */
 static void compressed_extents_wait_for_room(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
@@ -99,15 +99,17 @@ static void compressed_extents_wait_for_room(void **state) {
     uint8_t *expected = malloc(BIG_BYTES);
     assert_non_null(memory);
     assert_non_null(expected);
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 6; way++) {
         struct big big[BIG_COUNT];
         struct store_read reads[BIG_COUNT];
         struct store_read_stats stats;
+        options.helpers = way < 4 ? 1 : 4;
         options.door = way % 2 == 0 ? io_uring_door() : io_posix_door();
         store = support_store_open(&options);
         get_big(store, big, reads, memory);
         memset(memory, 0xff, (size_t)BIG_COUNT * BIG_BYTES);
-        const struct store_read_args args = {.reads = reads, .count = BIG_COUNT, .helper = way / 2};
+        const struct store_read_args args = {
+            .reads = reads, .count = BIG_COUNT, .helper = way >= 2};
         assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
         assert_in_range(stats.read_bytes, 25 * MIB, (uint64_t)BIG_COUNT * BIG_BYTES - 1);
         for (unsigned i = 0; i < BIG_COUNT; i++) {
@@ -123,7 +125,7 @@ static void compressed_extents_wait_for_room(void **state) {
 
 static void deep_queue_without_copies(void **state) {
     (void)state;
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 6; way++) {
         int door = way % 2;
         char dir[TESTING_PATH_BYTES];
         struct big big[BIG_COUNT];
@@ -133,6 +135,7 @@ static void deep_queue_without_copies(void **state) {
         testing_temp_dir(dir);
         struct store_options options = support_store_options(dir);
         options.segment_bytes = 16 * MIB;
+        options.helpers = way < 4 ? 1 : 4;
         options.door = door == 0 ? io_uring_door() : io_posix_door();
         struct store *store = support_store_open(&options);
         put_big(store, BIG_COUNT, BIG_BYTES);
@@ -142,7 +145,7 @@ static void deep_queue_without_copies(void **state) {
         assert_non_null(expected);
         get_big(store, big, reads, memory);
         struct store_read_args args = {
-            .reads = reads, .count = BIG_COUNT, .done = note, .context = &seen, .helper = way / 2};
+            .reads = reads, .count = BIG_COUNT, .done = note, .context = &seen, .helper = way >= 2};
         assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
         assert_int_equal(seen.count, BIG_COUNT);
         uint8_t called[BIG_COUNT] = {0};
@@ -160,6 +163,7 @@ static void deep_queue_without_copies(void **state) {
         assert_int_equal(stats.read_bytes, (uint64_t)BIG_COUNT * BIG_BYTES);
         assert_int_equal(stats.placed_bytes, stats.read_bytes);
         assert_int_equal(stats.digests, BIG_COUNT);
+        assert_int_equal(stats.helpers, way < 2 ? 0 : options.helpers);
         assert_string_equal(stats.door_name, options.door->name);
         free(expected);
         kv_alloc_release(kv_alloc_system(), memory);
@@ -355,7 +359,7 @@ static unsigned open_segments(const char *dir_path) {
  * Fails with BREAK_CLOSE_UNDER_READ. */
 static void stalled_read_times_out(void **state) {
     (void)state;
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 6; way++) {
         int door = way % 2;
         char dir[TESTING_PATH_BYTES];
         struct big big[BIG_COUNT];
@@ -367,6 +371,7 @@ static void stalled_read_times_out(void **state) {
         options.segment_bytes = 128 * MIB;
         options.deadline_ns = 1000000000; /* also for what is not held, on a busy machine */
         options.door = faulty_io_door(faulty);
+        options.helpers = way < 4 ? 1 : 4;
         struct store *store = support_store_open(&options);
         put_big(store, BIG_COUNT, BIG_BYTES);
         unsigned open_before = open_segments(dir);
@@ -375,7 +380,7 @@ static void stalled_read_times_out(void **state) {
         get_big(store, big, reads, memory);
         faulty_io_arm(faulty, &(struct faulty_io_plan){
                                   .action = FAULTY_IO_STALL, .ops = FAULTY_IO_READ, .at = 4});
-        struct store_read_args args = {.reads = reads, .count = BIG_COUNT, .helper = way / 2};
+        struct store_read_args args = {.reads = reads, .count = BIG_COUNT, .helper = way >= 2};
         assert_int_equal(store_read(store, &args, NULL, &diag), KV_ERR_IO);
         assert_non_null(strstr(diag.text, "timed out"));
         assert_int_equal(reads[0].result, KV_OK);

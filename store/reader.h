@@ -1,0 +1,51 @@
+/* store/reader.h - what one call of store_read reads with: a queue, its memory, files, codecs.
+ *
+ * Responsible for: making them, keeping idle ones with the store, putting those aside whose reads
+ * never came back.
+ * Not responsible for: reading (store_read.c).
+ *
+ * Threads: one owner between take and give; these two from any.
+ * Units: bytes.
+ */
+#ifndef STORE_READER_H
+#define STORE_READER_H
+
+#include "store/codec.h"
+#include "store/io.h"
+#include "store/read_help.h"
+#include "store/store.h"
+
+enum {
+    READER_STAGING_COUNT = 16,
+    READER_STAGING_BYTES = 1 << 20,
+    READER_FILES_MAX = 128, /* segments open at once */
+    READER_CODECS_MAX = READ_HELP_THREADS_MAX + 1
+};
+
+struct reader {
+    struct reader *next_lost;
+    struct io_queue *queue;
+    uint8_t *staging; /* registered with the queue */
+    /* Segments that are open; a lost reader keeps them as long as its queue. */
+    uint32_t numbers[READER_FILES_MAX];
+    int files[READER_FILES_MAX];
+    uint32_t file_count;
+    int direct;                              /* since it was taken */
+    struct codec *codecs[READER_CODECS_MAX]; /* of the reading thread and of its helpers */
+};
+
+/* NOMEM, IO. */
+enum kv_err reader_take(struct store *store, struct reader **out, struct kv_diag *diag);
+/* `stalled`: reads are in flight that may never come back; it is closed with the store. */
+void reader_give(struct store *store, struct reader *reader, int stalled);
+
+/* The first `count` codecs, ready for frames of so many raw bytes that are shuffled, and that go
+ * to several places; see codec_prepare. NOMEM. */
+enum kv_err reader_codecs(struct store *store, struct reader *reader, uint32_t count,
+                          size_t shuffled, size_t apart);
+/* Looks up or opens a segment. */
+enum kv_err reader_file(struct store *store, struct reader *reader, uint32_t segment, int *file_out,
+                        struct kv_diag *diag);
+void reader_close_files(struct store *store, struct reader *reader);
+
+#endif
