@@ -27,10 +27,10 @@ const char *receipt_tiers_name(enum receipt_tiers tiers) {
 
 const char *receipt_stage_name(enum receipt_stage stage) {
     static const char *const names[RECEIPT_STAGE_COUNT] = {
-        [RECEIPT_PLAN] = "plan",   [RECEIPT_FREEZE] = "freeze", [RECEIPT_READ] = "read",
-        [RECEIPT_UNZIP] = "unzip", [RECEIPT_DIGEST] = "digest", [RECEIPT_PUBLISH] = "publish",
-        [RECEIPT_PROVE] = "prove", [RECEIPT_COPY] = "copy",     [RECEIPT_ZIP] = "zip",
-        [RECEIPT_WRITE] = "write", [RECEIPT_SYNC] = "sync",
+        [RECEIPT_PLAN] = "plan",       [RECEIPT_RESERVE] = "reserve", [RECEIPT_FREEZE] = "freeze",
+        [RECEIPT_READ] = "read",       [RECEIPT_UNZIP] = "unzip",     [RECEIPT_DIGEST] = "digest",
+        [RECEIPT_PUBLISH] = "publish", [RECEIPT_PROVE] = "prove",     [RECEIPT_COPY] = "copy",
+        [RECEIPT_ZIP] = "zip",         [RECEIPT_WRITE] = "write",     [RECEIPT_SYNC] = "sync",
     };
     return (unsigned)stage < RECEIPT_STAGE_COUNT ? names[stage] : "unknown";
 }

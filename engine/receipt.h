@@ -22,15 +22,16 @@ enum receipt_operation { RECEIPT_SAVE = 1, RECEIPT_SLEEP, RECEIPT_RESTORE, RECEI
  * since there were too few slots. */
 enum receipt_tiers { RECEIPT_TIERS_EXACT, RECEIPT_TIERS_EAGER, RECEIPT_TIERS_FLOOR };
 enum receipt_stage {
-    RECEIPT_PLAN,
+    RECEIPT_PLAN, /* looking up and checking what is to be done */
+    RECEIPT_RESERVE,
     RECEIPT_FREEZE,
     RECEIPT_READ,
     RECEIPT_UNZIP,
+    RECEIPT_COPY, /* between memory of the processor and of the device */
     RECEIPT_DIGEST,
     RECEIPT_PUBLISH,
     RECEIPT_PROVE,
-    RECEIPT_COPY, /* from the device */
-    RECEIPT_ZIP,  /* of a save; of each thread on the average */
+    RECEIPT_ZIP, /* of a save; of each thread on the average */
     RECEIPT_WRITE,
     RECEIPT_SYNC,
     RECEIPT_STAGE_COUNT
@@ -86,9 +87,11 @@ struct receipt {
     uint32_t probes_tried, probes_kept;     /* save: spans asked, and those that can fail */
     uint32_t probes_asked, probes_passed;   /* restore: of those kept */
     uint64_t probes_ns;                     /* part of the proof's time */
-    uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time */
+    uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time; of several threads each one's share */
     uint64_t blocked_ns; /* of a save: until it is frozen, less the questions; nobody steps */
     uint64_t wall_ns;
+    uint64_t load_ns;       /* of wall: a restore's read, unzip, copy and digest, side by side */
+    uint32_t unzip_threads; /* that shared that stage */
     enum receipt_stage bound_by; /* the busiest stage */
     char door[16];               /* "io_uring" or "posix" */
     int direct;                  /* O_DIRECT really in force */

@@ -61,7 +61,7 @@ struct loading {
     size_t stage_ends[STAGES]; /* of the queue, when the stage's last round was over */
     uint32_t round;
     /* Of the digest thread; read by the caller after the join. */
-    uint64_t digest_ns;
+    uint64_t copy_ns, digest_ns;
     uint32_t checked, failed;
     enum kv_err err;
     struct kv_diag diag;
@@ -112,20 +112,23 @@ static enum kv_err place_and_digest(struct loading *loading, const size_t *items
         far[far_count] = item->place;
         landed[far_count++] = item->pieces[0].iov_base;
     }
+    uint64_t begun = kv_clock_now_ns(loading->args->source->clock);
     enum kv_err err = transfer_parts_write(engine, far, landed, far_count);
-    return err == KV_OK ? transfer_digests(engine, places, (uint32_t)count, found_out) : err;
+    uint64_t copied = kv_clock_now_ns(loading->args->source->clock);
+    loading->copy_ns += far_count != 0 ? copied - begun : 0;
+    if (err == KV_OK)
+        err = transfer_digests(engine, places, (uint32_t)count, found_out);
+    loading->digest_ns += kv_clock_now_ns(loading->args->source->clock) - copied;
+    return err;
 }
 
 static void *digest_main(void *context) {
     struct loading *loading = context;
-    const struct kv_clock *clock = loading->args->source->clock;
     size_t first, count;
     while ((count = next_landed(loading, &first)) != 0) {
         const size_t *items = loading->queue + first;
         struct kv_digest found[DIGEST_EACH];
-        uint64_t begun = kv_clock_now_ns(clock);
         enum kv_err placed = place_and_digest(loading, items, count, found);
-        loading->digest_ns += kv_clock_now_ns(clock) - begun;
         for (size_t i = 0; i < count; i++) {
             const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
             struct transfer_part landed = rest_fetch_part(item);
@@ -169,7 +172,9 @@ void rest_load_stats(struct receipt *receipt, const struct store_read_stats *sta
     receipt->door_bytes += stats->read_bytes;
     receipt->ram_bytes += stats->ram_bytes;
     receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
-    receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns;
+    receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns / (stats->helpers ? stats->helpers : 1);
+    if (stats->helpers > receipt->unzip_threads)
+        receipt->unzip_threads = stats->helpers;
     if (stats->reads == 0)
         return;
     receipt->direct = stats->direct;
@@ -301,6 +306,7 @@ static void count_streams(const struct loading *loading) {
     receipt->blocks = loading->args->plan->image.block_count;
     receipt->digests_checked += loading->checked;
     receipt->digests_failed += loading->failed;
+    receipt->stage_ns[RECEIPT_COPY] += loading->copy_ns;
     receipt->stage_ns[RECEIPT_DIGEST] += loading->digest_ns;
 }
 

@@ -83,6 +83,7 @@ static enum kv_err plan_records(struct wake *wake, struct kv_diag *diag) {
 
 static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct kv_diag *diag) {
     const struct restore_source *source = wake->source;
+    uint64_t begun = kv_clock_now_ns(source->clock);
     enum kv_err err = plan_image(wake, name, diag);
     if (err != KV_OK)
         return err;
@@ -100,9 +101,13 @@ static enum kv_err plan_and_reserve(struct wake *wake, const char *name, struct 
     wake->receipt->door_bytes = wake->plan.read.read_bytes;
     wake->receipt->ram_bytes = wake->plan.read.ram_bytes;
     wake->receipt->digests_checked = wake->plan.digests_checked;
-    KV_TRY(transfer_load_begin(source->engine, &wake->plan.image,
-                               transfer_tiers[wake->options->tiers], &wake->load, diag));
-    return KV_OK;
+    uint64_t planned = kv_clock_now_ns(source->clock);
+    wake->receipt->stage_ns[RECEIPT_PLAN] = planned - begun;
+    err = transfer_load_begin(source->engine, &wake->plan.image,
+                              transfer_tiers[wake->options->tiers], &wake->load, diag);
+    wake->receipt->stage_ns[RECEIPT_RESERVE] = kv_clock_now_ns(source->clock) - planned;
+    if (err == KV_OK)
+        return KV_OK;
 done:
     /* Records name the session themselves. */
     if (strncmp(diag->text, "session ", 8) != 0)
@@ -215,10 +220,12 @@ static enum kv_err run(struct wake *wake, const char *name, struct kv_diag *diag
     const struct kv_clock *clock = wake->source->clock;
     uint64_t *stage_ns = wake->receipt->stage_ns;
     enum kv_err err = KV_OK;
-    uint64_t at = kv_clock_now_ns(clock);
     KV_TRY(plan_and_reserve(wake, name, diag));
-    stage_ns[RECEIPT_PLAN] = kv_clock_now_ns(clock) - at;
-    KV_TRY(load(wake, diag));
+    uint64_t at = kv_clock_now_ns(clock);
+    err = load(wake, diag);
+    wake->receipt->load_ns = kv_clock_now_ns(clock) - at;
+    if (err != KV_OK)
+        return err;
     at = kv_clock_now_ns(clock);
     KV_TRY(publish(wake, diag));
     uint64_t published = kv_clock_now_ns(clock);

@@ -303,6 +303,25 @@ static int act_wakes(struct nine_results *results, struct nine *nine, struct kv_
     return 1;
 }
 
+/* Loading is read, unzip, copy and digest beside each other; the rest comes before or after it. */
+static void tell_stages(const struct receipt *wake) {
+    uint64_t beside = wake->stage_ns[RECEIPT_READ] + wake->stage_ns[RECEIPT_UNZIP] +
+                      wake->stage_ns[RECEIPT_COPY] + wake->stage_ns[RECEIPT_DIGEST];
+    uint64_t known = wake->load_ns;
+
+    printf("   ");
+    for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++) {
+        if (wake->stage_ns[i])
+            printf(" %s %.2f", receipt_stage_name((enum receipt_stage)i),
+                   (double)wake->stage_ns[i] * 1e-6);
+        known += wake->stage_ns[i];
+    }
+    printf(" ms; loading %.2f, unnamed %.2f ms; %s, %u in flight, %u unzip; bound by %s\n",
+           (double)wake->load_ns * 1e-6, ((double)wake->wall_ns - (double)(known - beside)) * 1e-6,
+           wake->door, wake->in_flight_most, wake->unzip_threads,
+           receipt_stage_name(wake->bound_by));
+}
+
 static int act_life(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     struct nine_life *life = &results->life;
     struct nine_move sum = {0};
@@ -321,13 +340,15 @@ static int act_life(struct nine_results *results, struct nine *nine, struct kv_d
            "by %s\n",
            life->move_count, (double)sum.sleep_ns / life->move_count * 1e-6,
            (double)sum.wake_ns / life->move_count * 1e-6, rate(sum.wake_bytes, sum.wake_ns),
-           receipt_stage_name(life->bound_by));
-    for (uint32_t i = 0; i < life->alone_count; i++)
+           receipt_stage_name(life->last.bound_by));
+    for (uint32_t i = 0; i < life->alone_count; i++) {
         printf("  wake alone %.1f ms, %.3f GB at %.3f GB/s; plain reader%s %.3f GB/s\n",
                (double)life->alone[i].wake_ns * 1e-6, (double)life->alone[i].wake_bytes * 1e-9,
                rate(life->alone[i].wake_bytes, life->alone[i].wake_ns),
                life->plain[i].direct ? "" : " (buffered: O_DIRECT is refused here)",
                rate(life->plain[i].bytes, life->plain[i].ns));
+        tell_stages(&life->alone_receipts[i]);
+    }
     tell_score(results, "all sessions", &life->score);
     if (life->proven != life->wakes || life->wakes == 0)
         wrong(results, "a wake is not proven", life->first_unproven);

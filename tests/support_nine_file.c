@@ -141,7 +141,7 @@ static void add_life(cJSON *to, struct nine_results *results) {
     cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->moving, 0.5));
     cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->moving, 0.99));
     cJSON_AddNumberToObject(own, "moving_steps", life->moving.count);
-    cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->bound_by));
+    cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->last.bound_by));
     for (uint32_t i = 0; i < life->alone_count; i++) {
         cJSON *pair = cJSON_CreateObject();
         cJSON_AddNumberToObject(pair, "wake_ms", (double)life->alone[i].wake_ns * 1e-6);

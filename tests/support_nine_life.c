@@ -120,7 +120,7 @@ static enum kv_err wake(struct nine *nine, uint32_t index, struct nine_life *lif
 
     move->wake_ns = kv_clock_now_ns(kv_clock_system()) - begun_ns;
     move->wake_bytes = receipt.door_bytes;
-    life->bound_by = receipt.bound_by;
+    life->last = receipt;
     life->wakes++;
     if (nine_wake_proven(&receipt, text))
         life->proven++;
@@ -260,6 +260,7 @@ static enum kv_err compare_alone(struct nine *nine, struct nine_life *life, stru
     for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++, life->alone_count++) {
         uint32_t comes = draw(nine, 0, &state), leaves = draw(nine, 1, &state);
         err = exchange(nine, leaves, comes, life, &life->alone[i], diag);
+        life->alone_receipts[i] = life->last;
         if (err == KV_OK)
             err = read_plain(nine, life->alone[i].wake_bytes, &life->plain[i], diag);
     }

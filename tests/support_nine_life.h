@@ -38,8 +38,9 @@ struct nine_life {
     /* Nobody decodes: a wake, then a plain reader of as many bytes of the store. */
     struct nine_move alone[NINE_PAIRS];
     struct nine_plain plain[NINE_PAIRS];
+    struct receipt alone_receipts[NINE_PAIRS];
     uint32_t alone_count;
-    enum receipt_stage bound_by;
+    struct receipt last;     /* of the last wake */
     struct nine_score score; /* of all sessions, at the end */
 };
 

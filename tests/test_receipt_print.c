@@ -40,6 +40,8 @@ static struct receipt example(void) {
     receipt.needles_kept = 1;
     receipt.stage_ns[RECEIPT_READ] = 3000000;
     receipt.stage_ns[RECEIPT_PROVE] = 9000000;
+    receipt.load_ns = 4000000;
+    receipt.unzip_threads = 3;
     receipt.wall_ns = 10000000;
     receipt.direct = 1;
     snprintf(receipt.door, sizeof receipt.door, "io_uring");
@@ -91,6 +93,8 @@ static void json_has_every_field(void **state) {
     assert_text(json, "fingerprint", "bits-equal");
     assert_true(number(member(json, "needles"), "kept") == 1);
     assert_true(number(member(json, "stage_ns"), "read") == 3000000);
+    assert_true(number(json, "load_ns") == 4000000);
+    assert_true(number(json, "unzip_threads") == 3);
     assert_text(json, "bound_by", "prove");
     assert_true(cJSON_IsTrue(member(json, "direct")));
     cJSON_Delete(json);

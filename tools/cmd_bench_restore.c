@@ -359,8 +359,8 @@ static double ratio(double left, double right) {
 
 /* What no restore of these bytes can be faster than: the disk, or unzipping on every thread. */
 static double floor_ns(const struct measured *measured, const struct pair *pair) {
-    double unzip_ns =
-        (double)pair->wake.stage_ns[RECEIPT_UNZIP] / (double)measured->cmd->config->threads;
+    double unzip_ns = (double)pair->wake.stage_ns[RECEIPT_UNZIP] * pair->wake.unzip_threads /
+                      (double)measured->cmd->config->threads;
     double plain_ns = (double)pair->plain_ns;
     return unzip_ns > plain_ns ? unzip_ns : plain_ns;
 }

@@ -133,6 +133,8 @@ static void add_times(cJSON *to, const struct receipt *receipt) {
     if (receipt->blocked_ns != 0)
         add_number(to, "blocked_ns", receipt->blocked_ns);
     add_number(to, "wall_ns", receipt->wall_ns);
+    add_number(to, "load_ns", receipt->load_ns);
+    add_number(to, "unzip_threads", receipt->unzip_threads);
     json_text(to, "bound_by", receipt->wall_ns != 0 ? receipt_stage_name(receipt->bound_by) : "");
     json_text(to, "door", receipt->door);
     cJSON_AddBoolToObject(to, "direct", receipt->direct);
@@ -199,6 +201,9 @@ static void print_times(const struct receipt *receipt, FILE *out) {
     fprintf(out, "  time                 %s", text_duration(receipt->wall_ns, text));
     if (receipt->wall_ns != 0)
         fprintf(out, ", bound by %s", receipt_stage_name(receipt->bound_by));
+    if (receipt->load_ns != 0)
+        fprintf(out, "; loading %s, %u to unzip", text_duration(receipt->load_ns, text),
+                receipt->unzip_threads);
     fprintf(out, "\n");
     for (int i = 0; i < RECEIPT_STAGE_COUNT; i++)
         if (receipt->stage_ns[i] != 0)
