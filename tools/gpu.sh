@@ -22,7 +22,7 @@ nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 arch=${GPU_ARCH:-'-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a'}
 commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
-passed=0 failed=0 programs=''
+passed=0 failed=0 programs='' skipped=''
 mkdir -p "$out" "$work"
 
 # --- building, as many files at a time as there are cores
@@ -71,7 +71,8 @@ build() {
 
 # --- checking
 
-# run NAME COMMAND: its last `N passed, N failed` counts; a program that ends badly has failed.
+# run NAME COMMAND: its last `N passed, N failed` counts; a program that ends badly has failed; a
+# part that it says is `skipped: WHY` is skipped here too.
 run() {
     name=$1 status=0
     shift
@@ -85,6 +86,8 @@ run() {
     [ $status -eq 0 ] || echo "$name ended with $status"
     note "$name" "\"passed\": $p, \"failed\": $f"
     passed=$((passed + p)) failed=$((failed + f))
+    why=$(sed -n 's/^skipped: //p' "$out/$name.txt" | head -n 1)
+    [ -z "$why" ] || skip "$name, a part" "$why"
 }
 
 note() {
@@ -95,6 +98,8 @@ note() {
 skip() {
     echo "--- $1: SKIPPED: $2"
     note "$1" "\"skipped\": \"$(echo "$2" | tr -d '"\\')\""
+    skipped="${skipped}NOT TESTED: $1: $2
+"
 }
 
 parity() {
@@ -157,7 +162,10 @@ engine() {
     [ "$f" -eq 0 ] || rm -f "$out/faults.json"
     run gpu_harm timeout 300 build/release/tests/gpu_harm "$out/harm.json" "$commit"
     [ "$f" -eq 0 ] || rm -f "$out/harm.json"
-    [ -x "$sanitizer" ] || return 0
+    [ -x "$sanitizer" ] || {
+        skip memcheck_gpu_engine 'compute-sanitizer is not installed'
+        return 0
+    }
     run memcheck_gpu_engine timeout 600 "$sanitizer" --tool memcheck --error-exitcode 9 \
         build/release/tests/gpu_engine "$model" tests/oracle/oracle.json "$out/quick.json" \
         "$commit" quick
@@ -213,5 +221,6 @@ test) parity; sanitize; engine ;;
 *) echo "unknown: $what" >&2; exit 2 ;;
 esac
 tell_test
+printf '%s' "$skipped"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
