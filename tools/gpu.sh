@@ -9,8 +9,9 @@
 # Usage: tools/gpu.sh OUT [build|parity|sanitize|engine|test|bench], from the root of the tree.
 # test is parity, sanitize and engine, kept in OUT/gpu_test.json; bench is OUT/gpu_bench.json.
 #
-# GPU_DEBS=folder of .deb files: the engine's libraries with headers, unpacked beside the build (the
-# packages of tools/setup.sh: `apt-get download` them where there is a net). MODEL=file.gguf, else
+# GPU_DEBS=folder of .deb files: the engine's libraries with headers, unpacked beside the build:
+# both packages of every line of engine_packages below, of Debian 12 (`apt-get download` them where
+# there is a net; elsewhere those of the same libraries). MODEL=file.gguf, else
 # the default model where `make setup` puts it. COMMIT names the sources. GPU_BUILT=1: all of it was
 # built elsewhere, into GPU_WORK and build/. What is missing is skipped and said so, in the log and
 # in the JSON.
@@ -119,6 +120,29 @@ sanitize() {
     done
 }
 
+# HEADER LIBRARY PACKAGES: what the gpu_* programs of the engine are compiled and linked with.
+engine_packages='liburing.h uring liburing-dev liburing2
+lmdb.h lmdb liblmdb-dev liblmdb0
+zstd.h zstd libzstd-dev libzstd1
+xxhash.h xxhash libxxhash-dev libxxhash0
+sodium.h sodium libsodium-dev libsodium23
+pcre2.h pcre2-8 libpcre2-dev libpcre2-8-0
+cjson/cJSON.h cjson libcjson-dev libcjson1
+microhttpd.h microhttpd libmicrohttpd-dev libmicrohttpd12
+histedit.h edit libedit-dev libedit2
+cmocka.h cmocka libcmocka-dev libcmocka0'
+
+# One line for all that is missing; nothing where the programs can be built.
+missing_packages() {
+    echo "$engine_packages" | while read -r header library dev own; do
+        prelude='#define PCRE2_CODE_UNIT_WIDTH 8'
+        printf "$prelude\n#include <%s>\n" stdio.h stdarg.h stddef.h stdint.h setjmp.h "$header" |
+            gcc -D_GNU_SOURCE -fsyntax-only -x c - 2>/dev/null || { printf '%s ' "$dev"; continue; }
+        echo 'int main(void) { return 0; }' | gcc -x c -o "$work/probe" - -Wl,--as-needed \
+            "-l$library" 2>/dev/null || printf '%s or %s ' "$dev" "$own"
+    done
+}
+
 unpack_debs() {
     [ -n "${GPU_DEBS:-}" ] || return 0
     rm -rf "$work/debs"
@@ -139,15 +163,10 @@ engine() {
         return 0
     }
     unpack_debs
-    [ -n "${GPU_BUILT:-}" ] ||
-        make -s CUDA=1 build/release/gen/packages 2>"$out/packages.txt" || {
-        skip gpu_engine "$(head -n 1 "$out/packages.txt"); GPU_DEBS=folder brings them along"
-        return 0
-    }
-    [ -n "${GPU_BUILT:-}" ] ||
-        printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h |
-        gcc -fsyntax-only -x c - 2>/dev/null || {
-        skip gpu_engine 'cmocka.h of libcmocka-dev is missing; GPU_DEBS=folder brings it along'
+    missing=''
+    [ -n "${GPU_BUILT:-}" ] || missing=$(missing_packages)
+    [ -z "$missing" ] || {
+        skip gpu_engine "missing packages: $missing- GPU_DEBS=folder brings them along"
         return 0
     }
     [ -f "$model" ] || { skip gpu_engine "no model at $model: give MODEL=file.gguf"; return 0; }
