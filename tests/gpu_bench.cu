@@ -82,7 +82,8 @@ static void read_peers(const char *path) {
         struct cuda_bench_peer *peer = &peers[peer_count];
         if (peer_count < PEERS_MAX &&
             sscanf(line, "peer %23s %u %u %lf %lf", peer->name, &peer->rows, &peer->tokens,
-                   &peer->median_us, &peer->p99_us) == 5)
+                   &peer->median_us, &peer->p99_us) == 5 &&
+            peer->median_us > 0)
             peer_count++;
         fputs(line, stdout);
     }

@@ -141,7 +141,11 @@ enum kv_err cmd_bench_attention(struct cmd *cmd, struct kv_diag *diag) {
                            tokens, TOKENS_STEP, TOKENS_MIN, CUDA_BENCH_TOKENS_MAX);
     struct torch_peer torch = {.count = 0};
     if (cuda_bench_built()) {
-        torch_peer_run(&torch);
+        if (tokens == CUDA_BENCH_TOKENS_MAX) /* no goal is computed at fewer */
+            torch_peer_run(&torch);
+        else
+            snprintf(torch.note, sizeof torch.note, "not timed: compared at %d tokens only",
+                     CUDA_BENCH_TOKENS_MAX);
         tell_torch(cmd, &torch);
     }
     struct cuda_bench_options options = {.tokens = (uint32_t)tokens,
