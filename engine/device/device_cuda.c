@@ -439,10 +439,11 @@ static void drop_graphs(struct cuda *cuda) {
     cuda->graph_count = 0;
 }
 
-/* Memory that recorded steps know the address of. */
-static uint8_t *grow(struct cuda *cuda, uint8_t *old, uint64_t bytes) {
+/* `known`: recorded steps have its address. None of them looks for the best tokens. */
+static uint8_t *grow(struct cuda *cuda, uint8_t *old, uint64_t bytes, int known) {
     (void)cudaStreamSynchronize(cuda->lanes[DEVICE_STEP].stream);
-    drop_graphs(cuda);
+    if (known)
+        drop_graphs(cuda);
     if (old)
         cuda_put(&cuda->device, old);
     return cuda_get(&cuda->device, bytes);
@@ -451,7 +452,7 @@ static uint8_t *grow(struct cuda *cuda, uint8_t *old, uint64_t bytes) {
 static void *scratch(struct cuda *cuda, struct scratch *scratch, uint64_t bytes) {
     if (bytes > scratch->bytes) {
         assert(!cuda->recording);
-        scratch->at = grow(cuda, scratch->at, bytes);
+        scratch->at = grow(cuda, scratch->at, bytes, scratch != &cuda->top_scratch);
         scratch->bytes = scratch->at ? bytes : 0;
     }
     return bytes ? scratch->at : NULL;
@@ -463,8 +464,8 @@ static int plan_room(struct cuda *cuda, uint64_t bytes) {
     bytes *= 2;
     kv_alloc_release(cuda->alloc, cuda->plan_host);
     cuda->plan_host = kv_alloc_aligned(cuda->alloc, bytes, ARENA_UNIT_BYTES);
-    cuda->plan_head = grow(cuda, cuda->plan_head, bytes);
-    cuda->plan_units = grow(cuda, cuda->plan_units, bytes);
+    cuda->plan_head = grow(cuda, cuda->plan_head, bytes, 1);
+    cuda->plan_units = grow(cuda, cuda->plan_units, bytes, 1);
     cuda->plan_bytes = cuda->plan_host && cuda->plan_head && cuda->plan_units ? bytes : 0;
     return cuda->plan_bytes != 0;
 }
