@@ -1,10 +1,13 @@
 /* tests/test_resident.c - the store kept in order while sessions are at work, as the daemon does.
  *
  * Responsible for: gc and fsck --repair beside resident sessions with blocks beyond their stored
- * heads, and what is left in the store of sessions that were never saved.
+ * heads, what is left in the store of sessions that were never saved, commands that are stopped or
+ * that ask sessions at work.
  * Not responsible for: the daemon as a process (test_daemon.c), which records gc deletes
  * (test_snap_care.c).
  */
+#include "engine/engine_inner.h"
+#include "engine/needle.h"
 #include "snapshot/snap_care.h"
 #include "tests/support_life.h"
 #include "tests/support_serve.h"
@@ -277,6 +280,51 @@ static void who_is_asked_stays_as_he_was(void **state) {
     assert_true(asleep);
 }
 
+/* The needle counts as one that can fail: this model knows nothing. */
+static void plant(struct serving *serving, const char *name, const char *value) {
+    struct session *session = find(serving, name, 1);
+    const struct needle_text text = {"gate", "what?", "", value};
+    uint32_t count = 0;
+    feed(serving, session, 900);
+    must(serving, needle_register(session, &text, &serving->diag));
+    transfer_needles(session, &count)[0].kept = 1;
+    assert_int_equal(count, 1);
+    save(serving, session);
+}
+
+/* How often others could have stepped, and how often a session that is at work could have become
+ * another one there. */
+static struct {
+    struct service *service;
+    int breaths, free;
+} breathing;
+
+static void on_breath(void *context) {
+    struct session *session;
+    (void)context;
+    breathing.breaths++;
+    for (uint32_t i = 0; (session = session_at(service_engine(breathing.service), i)) != NULL; i++)
+        breathing.free +=
+            service_is_leased(breathing.service, session->name) && session->asked == 0;
+}
+
+/* Fails with BREAK_AUDIT_STILL. */
+static void who_is_audited_is_held_still(void **state) {
+    struct serving *serving = *state;
+    serving_open(serving);
+    service_enter(serving->service);
+    plant(serving, "a", "word31");
+    plant(serving, "b", "word62");
+    breathing.service = serving->service;
+    breathing.breaths = breathing.free = 0;
+    service_engine(serving->service)->settings.hooks.breathe = on_breath;
+    service_leave(serving->service);
+    static const char *const audit[2] = {"audit", NULL};
+    assert_int_equal(hosted_of(serving, audit, 0, cmd_audit), KV_ERR_PROOF);
+    assert_true(breathing.breaths >= 2);
+    assert_int_equal(breathing.free, 0);
+}
+
 /* Whoever asked for fsck can end it, in the middle of what it reads. Fails with
  * BREAK_FSCK_STOP. */
 static void a_fsck_that_is_stopped_says_so(void **state) {
@@ -325,5 +373,5 @@ static void a_purge_beside_readers_names_the_remedy(void **state) {
 
 TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
              SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was),
-             SERVED(a_fsck_that_is_stopped_says_so),
+             SERVED(who_is_audited_is_held_still), SERVED(a_fsck_that_is_stopped_says_so),
              SERVED(a_purge_beside_readers_names_the_remedy))
