@@ -32,16 +32,19 @@ static void on_change(void *context, const char *name) {
 
 typedef enum kv_err (*command)(struct cmd *cmd, struct kv_diag *diag);
 
+/* Of the daemon that this is: a gc, a scrub is at work. */
+static atomic_flag serving_flags[2] = {ATOMIC_FLAG_INIT, ATOMIC_FLAG_INIT};
+
 /* As the daemon runs it for a client, who presses ctrl-C before that where `stopped`. `session` may
  * be NULL. */
 static enum kv_err hosted_of(struct serving *serving, const char *const words[2], int stopped,
                              command run) {
     struct config *config = calloc(1, sizeof *config);
-    atomic_flag collecting = ATOMIC_FLAG_INIT;
     const struct cmd_host host = {.service = serving->service,
                                   .config = config,
                                   .changed = on_change,
-                                  .collecting = &collecting};
+                                  .collecting = &serving_flags[0],
+                                  .scrubbing = &serving_flags[1]};
     int ends[2];
     config->words[0] = words[0];
     config->words[1] = words[1];
@@ -340,6 +343,24 @@ static void a_fsck_that_is_stopped_says_so(void **state) {
     assert_int_equal(hosted_of(serving, fsck, 0, cmd_fsck), KV_OK);
 }
 
+static void no_second_one_of_a_kind(void **state) {
+    struct serving *serving = *state;
+    static const char *const words[2][2] = {{"gc", NULL}, {"scrub", NULL}};
+    static const command runs[2] = {cmd_gc, cmd_scrub};
+    serving_open(serving);
+    for (int i = 0; i < 2; i++) {
+        char said[64];
+        assert_false(atomic_flag_test_and_set(&serving_flags[i]));
+        assert_int_equal(hosted_of(serving, words[i], 0, runs[i]), KV_ERR_BUSY);
+        snprintf(said, sizeof said, "a %s is at work already", words[i][0]);
+        assert_non_null(strstr(serving->diag.text, said));
+        /* The other kind goes beside it, and so does the next once it is over. */
+        assert_int_equal(hosted_of(serving, words[1 - i], 0, runs[1 - i]), KV_OK);
+        atomic_flag_clear(&serving_flags[i]);
+        assert_int_equal(hosted_of(serving, words[i], 0, runs[i]), KV_OK);
+    }
+}
+
 /* What a purge could not take back is said, with the remedy, and that does it. */
 static void a_purge_beside_readers_names_the_remedy(void **state) {
     struct serving *serving = *state;
@@ -373,5 +394,6 @@ static void a_purge_beside_readers_names_the_remedy(void **state) {
 
 TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
              SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was),
-             SERVED(who_is_audited_is_held_still), SERVED(a_fsck_that_is_stopped_says_so),
+             SERVED(who_is_audited_is_held_still), SERVED(no_second_one_of_a_kind),
+             SERVED(a_fsck_that_is_stopped_says_so),
              SERVED(a_purge_beside_readers_names_the_remedy))
