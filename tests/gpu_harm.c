@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
                                            .dir = store,
                                            .device = cpu ? ENGINE_DEVICE_CPU : ENGINE_DEVICE_CUDA,
                                            .threads = cpu ? 2 : 16,
-                                           .blocks = cpu ? 8 : 14,
+                                           .blocks = cpu ? 8 : 15,
                                            .pool_bytes = (uint64_t)(cpu ? 64 : 4096) << 20};
     double begun = tally_seconds();
     harm_open(&settings, &harm);

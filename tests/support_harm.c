@@ -259,9 +259,9 @@ void harm_open(const struct harm_settings *settings, struct harm *harm_out) {
 
     *harm_out = (struct harm){.settings = *settings};
     tally_need(synth_parse(settings->model, &harm_out->synth, &diag), &diag, settings->model);
-    /* Sinks, blocks, seven full window pages and one that is not. */
+    /* Sinks, blocks, four full window pages and one that is not. */
     uint32_t tokens = LAYOUT_SINK_TOKENS + settings->blocks * LAYOUT_BLOCK_TOKENS +
-                      7 * LAYOUT_PAGE_TOKENS + HARM_LAST_TOKENS;
+                      4 * LAYOUT_PAGE_TOKENS + HARM_LAST_TOKENS;
     harm_out->tokens = tokens;
     harm_out->policy = (struct image_policy){.recipe = IMAGE_RECIPE_V3,
                                              .age_count = 3,

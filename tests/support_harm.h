@@ -26,7 +26,7 @@ enum {
     HARM_FACTS_MAX = 96,
     HARM_BLOCKS_MAX = 32,
     HARM_LAST_TOKENS = 10, /* of the last window page, which is not full */
-    HARM_PROBES = 10,
+    HARM_PROBES = 5,
     HARM_NEEDLES = 3,
     HARM_TEXT_BYTES = 320
 };
