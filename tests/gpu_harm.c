@@ -63,7 +63,7 @@ static void tell(FILE *file, uint32_t index, uint32_t count) {
         printf("     injected %d, %llu bytes, %u of %u facts wrong: %s\n", result->injected,
                (unsigned long long)result->changed_bytes, result->wrong, result->asked,
                result->text);
-    for (char *at = result->place == HARM_PUBLISHED ? NULL : results[index].text; at && *at; at++)
+    for (char *at = results[index].text; *at; at++)
         *at = *at == '"' || *at == '\\' || (unsigned char)*at < ' ' ? '\'' : *at;
     fprintf(file,
             "  {\"fault\": \"%s\", \"place\": \"%s\", \"expected\": \"%s\", \"caught\": \"%s\", "

@@ -331,7 +331,12 @@ enum kv_err harm_wake(struct harm *harm, struct session **session_out, enum harm
         *layer_out = layer_of(err, diag.text);
         snprintf(text_out, HARM_TEXT_BYTES, "%.300s", diag.text);
     } else if (receipt.fingerprint != RECEIPT_BITS_EQUAL || receipt.tokens_prefilled != 0 ||
+               receipt.tokens_reused != harm->users[0].truth.image.n_kv ||
+               receipt.door_bytes < receipt.raw_bytes[LAYOUT_KH] ||
+               receipt.raw_bytes[LAYOUT_KH] !=
+                   layout_stream_bytes(&harm->model.geometry, LAYOUT_KH) * harm->settings.blocks ||
                receipt.needles_asked != HARM_NEEDLES || receipt.probes_asked < 3) {
+        *layer_out = HARM_COUNTERS;
         snprintf(text_out, HARM_TEXT_BYTES, "it woke, and the receipt does not prove it");
     }
     return err;

@@ -441,7 +441,7 @@ static void run_stored(struct harm *harm, struct harm_result *result) {
 
     result->woken = err == KV_OK;
     snprintf(result->text, sizeof result->text, "%s", text);
-    if (err != KV_OK)
+    if (text[0] != 0)
         result->caught = 1u << result->refused;
     if (err != KV_OK && err != KV_ERR_PROOF)
         return;
@@ -509,7 +509,8 @@ uint32_t harm_run(struct harm *harm, struct harm_result results_out[HARM_RESULTS
     uint32_t count = 0;
 
     for (uint32_t place = 0; place < HARM_PLACES; place++) {
-        if (place == HARM_PUBLISHED && harm_wake(harm, &session, &refused, text) != KV_OK) {
+        if (place == HARM_PUBLISHED &&
+            (harm_wake(harm, &session, &refused, text) != KV_OK || text[0] != 0)) {
             (void)tally_check(0, text);
             return count;
         }
