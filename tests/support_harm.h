@@ -87,8 +87,8 @@ void harm_open(const struct harm_settings *settings, struct harm *harm_out);
 void harm_close(struct harm *harm);
 
 /* What a wake that is asked for everything says: the layer that refused it and its sentence, or
- * KV_OK with the session and "", or, where the receipt's counters do not prove it, with COUNTERS and
- * a sentence. */
+ * KV_OK with the session and ""; with COUNTERS and a sentence where its receipt does not prove
+ * it. */
 enum kv_err harm_wake(struct harm *harm, struct session **session_out, enum harm_layer *layer_out,
                       char text_out[HARM_TEXT_BYTES]);
 /* The same way into the device, and no proof: to ask every layer, also behind one that refuses. */
