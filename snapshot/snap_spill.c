@@ -413,6 +413,7 @@ enum kv_err snapshot_open(const struct snapshot_settings *settings, struct snaps
     snapshot->probes = settings->probes;
     snapshot->leaving = settings->leaving;
     snapshot->leaving_context = settings->leaving_context;
+    pthread_mutex_init(&snapshot->copying, NULL);
     err = snap_ahead_open(snapshot, settings->helpers, &snapshot->ahead, diag);
     if (err != KV_OK) {
         kv_alloc_release(settings->alloc, snapshot);
@@ -493,6 +494,7 @@ void snapshot_close(struct snapshot *snapshot) {
     pthread_cond_destroy(&snapshot->work);
     pthread_cond_destroy(&snapshot->rest);
     pthread_mutex_destroy(&snapshot->lock);
+    pthread_mutex_destroy(&snapshot->copying);
     snap_writer_release(&snapshot->writer);
     kv_alloc_release(snapshot->alloc, snapshot);
 }

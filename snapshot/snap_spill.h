@@ -83,6 +83,7 @@ struct snapshot {
     void *leaving_context;
     struct snap_lines lines;
     struct snap_ahead *ahead; /* NULL: the spill thread does everything */
+    pthread_mutex_t copying;  /* held by whoever copies a block from the device */
 
     struct snap_writer writer; /* held by whoever writes to the store; taken before `lock` */
     pthread_t thread;

@@ -474,7 +474,7 @@ static void save_rows(struct nine_results *results) {
         rate(full->door_bytes, full->wall_ns) / rate(saves->plain.bytes, saves->plain.ns));
     if (full->stage_ns[RECEIPT_COPY])
         row(results, "decoding blocked by a full save over its copy-out", 1.10, NINE_AT_MOST,
-            (double)full->blocked_ns / (double)full->stage_ns[RECEIPT_COPY]);
+            (double)saves->held_ns / (double)full->stage_ns[RECEIPT_COPY]);
     if (saves->others) {
         row(results, "decode p50 of the others while it saves over quiet", 1.02, NINE_AT_MOST,
             nine_gaps_ms(&saves->saving, 0.5) / nine_gaps_ms(&saves->quiet, 0.5));

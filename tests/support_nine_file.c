@@ -237,6 +237,8 @@ static void add_saves(cJSON *to, struct nine_saves *saves) {
     cJSON_AddNumberToObject(full, "length", (double)saves->full.tokens);
     cJSON_AddNumberToObject(full, "bytes", (double)saves->full.door_bytes);
     cJSON_AddNumberToObject(full, "others", saves->others);
+    cJSON_AddNumberToObject(full, "held_ms", (double)saves->held_ns * 1e-6);
+    cJSON_AddNumberToObject(full, "held_most_ms", (double)saves->held_most_ns * 1e-6);
     add_stages(full, &saves->full);
     cJSON_AddNumberToObject(full, "plain_ms", (double)saves->plain.ns * 1e-6);
     cJSON_AddNumberToObject(full, "plain_bytes", (double)saves->plain.bytes);

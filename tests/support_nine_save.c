@@ -310,6 +310,29 @@ static enum kv_err run_length(struct nine *nine, uint32_t index, struct nine_sav
 
 /* --- all of it */
 
+/* The long session, and for how long others had to wait for whoever saved it. */
+static enum kv_err save_watched(struct nine *nine, struct nine_saves *saves, struct kv_diag *diag) {
+    struct nine_holds *holds = calloc(1, sizeof *holds);
+
+    if (!holds)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for what is held");
+    baton_take(&nine->baton);
+    nine->holds = holds;
+    nine_holds_move(holds, NINE_SLEEPS);
+    enum kv_err err = save(nine, nine->users[NINE_SAVE_LONG].session, &saves->full, diag);
+    nine_holds_move(holds, NINE_NOT_MOVING);
+    nine->holds = NULL;
+    baton_give(&nine->baton);
+    for (uint32_t i = 0; i < NINE_PLACES; i++) {
+        const struct nine_place *place = &holds->places[NINE_SLEEPS][i];
+        saves->held_ns += place->sum_ns;
+        if (place->most_ns > saves->held_most_ns)
+            saves->held_most_ns = place->most_ns;
+    }
+    free(holds);
+    return err;
+}
+
 static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag *diag) {
     struct nine *nine = decoder->nine;
     struct nine_saves *saves = decoder->saves;
@@ -323,9 +346,7 @@ static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag 
     KV_TRY(begin_others(decoder, diag));
     wait_quiet(decoder);
     atomic_store(&decoder->saving, 1);
-    baton_take(&nine->baton);
-    err = save(nine, nine->users[NINE_SAVE_LONG].session, &saves->full, diag);
-    baton_give(&nine->baton);
+    err = save_watched(nine, saves, diag);
     atomic_store(&decoder->saving, 0);
     if (err == KV_OK)
         err = write_plain(dir, saves->full.door_bytes, &saves->plain, diag);
@@ -401,6 +422,8 @@ void nine_save_tell(struct nine_saves *saves) {
            rate(saves->plain.bytes, saves->plain.ns), nine_gaps_ms(&saves->saving, 0.5),
            nine_gaps_ms(&saves->saving, 0.99), nine_gaps_ms(&saves->quiet, 0.5),
            nine_gaps_ms(&saves->quiet, 0.99));
+    printf("    held the others up for %.1f ms in all, %.1f at one time\n",
+           milliseconds(saves->held_ns), milliseconds(saves->held_most_ns));
     tell_stages(full);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {

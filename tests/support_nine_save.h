@@ -31,7 +31,8 @@ struct nine_save_length {
 struct nine_saves {
     struct receipt full; /* of the long session */
     struct nine_plain plain;
-    uint32_t others; /* who decode meanwhile */
+    uint64_t held_ns, held_most_ns; /* while it ran nobody could step: in all, at one time */
+    uint32_t others;                /* who decode meanwhile */
     struct nine_gaps quiet, saving;
     struct nine_save_length lengths[NINE_SAVE_USERS]; /* short, long */
 };
