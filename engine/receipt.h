@@ -88,7 +88,7 @@ struct receipt {
     uint32_t probes_asked, probes_passed;   /* restore: of those kept */
     uint64_t probes_ns;                     /* part of the proof's time */
     uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time; of several threads each one's share */
-    uint64_t blocked_ns; /* of a save: nobody steps for that long at most */
+    uint64_t blocked_ns;                    /* of a save: nobody steps for that long at most */
     uint64_t wall_ns;
     uint64_t load_ns;       /* of wall: a restore's read, unzip, copy and digest, side by side */
     uint32_t unzip_threads; /* that shared that stage */
