@@ -23,6 +23,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+/* v3 comes last in both: the last recipe's users sleep and wake. */
+static const char usual_recipes[] =
+    "bf16,fp8,v1,v2-quarters,v3-quarters,v3-pressure,v3-pressure-k8v8,v3";
+static const char all_recipes[] = "bf16,fp8,v1,v2,v2-quarters,v2-pressure,v2-k8v8,v2-quarters-k8v8,"
+                                  "v2-pressure-k8v8,v3-quarters,v3-pressure,v3-k8v8,"
+                                  "v3-quarters-k8v8,v3-pressure-k8v8,v3";
+
 static const char help[] =
     "usage: nine [options]\n"
     "  --quick              a few seconds at the small geometry\n"
@@ -30,7 +37,7 @@ static const char help[] =
     "  --tokens N --users N --sessions N   of a user; awake; that exist\n"
     "  --seconds S          how long sessions sleep and wake (300; 3 with --quick)\n"
     "  --steps N            measured at every count of users\n"
-    "  --recipes A,B,…      the last one goes on sleeping and waking\n"
+    "  --recipes A,B,…|all  the last one goes on sleeping and waking\n"
     "  --mixed              every second and third session has a half and a quarter\n"
     "  --device cpu|cuda    --device-memory 78.6GiB   --pool 2GiB\n"
     "  --store DIR          a folder for the store, which is made and removed in it\n"
@@ -618,8 +625,22 @@ static uint64_t usual_pool(const struct nine_wish *wish) {
            (layout_slot_bytes(&small) + layout_meta_frame_bytes(&small));
 }
 
+static int check_recipes(struct nine_wish *wish) {
+    struct kv_diag diag = {""};
+
+    if (strcmp(wish->recipes, "all") == 0)
+        wish->recipes = all_recipes;
+    for (const char *list = wish->recipes; *list;)
+        if (!next_recipe(&list, &diag))
+            return fprintf(stderr, "nine: %s\n", diag.text), 0;
+    return 1;
+}
+
 static int settle_wish(struct nine_wish *wish) {
     struct nine_settings *settings = &wish->settings;
+
+    if (!check_recipes(wish))
+        return 0;
 
     wish->gpu = strcmp(wish->device, "cuda") == 0;
     if (!wish->gpu && strcmp(wish->device, "cpu") != 0)
@@ -649,7 +670,7 @@ static int parse(int argc, char **argv, struct nine_wish *wish) {
                                .steps = 50,
                                .fit_tokens = 4096,
                                .seconds = 300,
-                               .recipes = "bf16,fp8,v1,v2,v2-quarters,v3,v3-k8v8,v3-quarters",
+                               .recipes = usual_recipes,
                                .commit = "unknown",
                                .device = "cpu"};
     for (int i = 1; i < argc; i++) {
@@ -660,7 +681,7 @@ static int parse(int argc, char **argv, struct nine_wish *wish) {
             wish->steps = 8;
             wish->seconds = 1;
             wish->settings.tokens = wish->fit_tokens = NINE_TOKENS_MIN;
-            wish->recipes = "bf16,v3-quarters";
+            wish->recipes = "bf16,v3-pressure-k8v8,v3-quarters";
         } else if (strcmp(argv[i], "--mixed") == 0) {
             wish->settings.mixed = 1;
         } else if (strcmp(argv[i], "--help") == 0) {

@@ -56,6 +56,8 @@ static void on_planes_wanted(void *context, struct session *session, struct bloc
 
     if (nine->store)
         restore_planes_wanted(&nine->source, session, block);
+    else
+        transfer_planes_arrived(session, block, KV_ERR_NOT_FOUND);
 }
 
 static int on_slots_low(void *context, struct session *session, uint32_t slots) {
@@ -113,6 +115,8 @@ static enum kv_err open_engine(struct nine *nine, struct kv_diag *diag) {
                                      .threads = settings->threads,
                                      .sessions_max = NINE_SESSIONS_MAX,
                                      .slot_budget_bytes = settings->pool_bytes,
+                                     .slots_low_percent = NINE_LOW_PERCENT,
+                                     .slots_high_percent = NINE_HIGH_PERCENT,
                                      .reserve_slots = settings->reserve_slots,
                                      .poison_free_slots = 1,
                                      .shuffle_seed = settings->seed | 1};
@@ -411,7 +415,10 @@ void nine_questions(const struct nine *nine, uint32_t index,
 enum kv_err nine_ask(struct nine *nine, uint32_t index,
                      struct support_synth_answer answers[NINE_ASKS], struct kv_diag *diag) {
     struct support_synth_fact questions[NINE_ASKS];
+    struct session_info info;
 
+    session_info(nine->users[index].session, &info);
+    nine->users[index].policy = nine->policy.pressure ? info.policy : nine->policy;
     nine_questions(nine, index, questions);
     memset(answers, 0, NINE_ASKS * sizeof *answers);
     return support_synth_try(nine->users[index].session, questions, NINE_ASKS, answers, diag);
@@ -419,7 +426,7 @@ enum kv_err nine_ask(struct nine *nine, uint32_t index,
 
 /* --- judging */
 
-static enum layout_tier tier_at(const struct nine *nine, uint64_t position, uint64_t n_kv,
+static enum layout_tier tier_at(const struct image_policy *policy, uint64_t position, uint64_t n_kv,
                                 uint32_t *depth_out) {
     uint64_t blocks = layout_sealed_blocks(n_kv), block;
 
@@ -428,7 +435,7 @@ static enum layout_tier tier_at(const struct nine *nine, uint64_t position, uint
         return LAYOUT_TIER_BF16;
     block = (position - LAYOUT_SINK_TOKENS) / LAYOUT_BLOCK_TOKENS;
     *depth_out = block < blocks ? 1 + (uint32_t)(block * 4 / blocks) : NINE_DEPTHS - 1;
-    return block < blocks ? image_tier(&nine->policy, block, n_kv) : LAYOUT_TIER_BF16;
+    return block < blocks ? image_tier(policy, block, n_kv) : LAYOUT_TIER_BF16;
 }
 
 /* 1 when `id` is a value of that user's fact, however it was read. */
@@ -476,7 +483,8 @@ void nine_judge(const struct nine *nine, uint32_t index, uint64_t n_kv,
     score->users++;
     for (uint32_t i = 0; i < NINE_ASKS; i++) {
         uint32_t depth;
-        enum layout_tier tier = tier_at(nine, questions[i].at + 1, n_kv, &depth);
+        enum layout_tier tier =
+            tier_at(&nine->users[index].policy, questions[i].at + 1, n_kv, &depth);
         uint32_t expected = support_synth_expect(&nine->synth, &questions[i], tier);
         int right = answers[i].id == expected;
         score->asked++;

@@ -59,7 +59,8 @@ struct nine_user {
     struct support_synth_fact facts[NINE_FACTS]; /* the last one is its own */
     struct session *session;                     /* NULL: asleep, or nowhere */
     int exists;
-    int away; /* its turn to sleep or wake: it is not decoded */
+    int away;                   /* its turn to sleep or wake: it is not decoded */
+    struct image_policy policy; /* nine->policy, under pressure its own, when it was asked */
 };
 
 struct nine {
@@ -120,7 +121,8 @@ void nine_questions(const struct nine *nine, uint32_t index,
                     struct support_synth_fact questions[NINE_ASKS]);
 enum kv_err nine_ask(struct nine *nine, uint32_t index,
                      struct support_synth_answer answers[NINE_ASKS], struct kv_diag *diag);
-/* Adds to the score; where a fact is read is decided by policy and `n_kv` alone. */
+/* Adds to the score, after nine_ask; where a fact is read is decided by the policy then and `n_kv`
+ * alone. */
 void nine_judge(const struct nine *nine, uint32_t index, uint64_t n_kv,
                 const struct support_synth_answer answers[NINE_ASKS], struct nine_score *score);
 /* Both, of a session that is awake. */

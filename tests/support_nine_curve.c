@@ -24,11 +24,22 @@ static uint64_t bytes_read(const struct nine *nine, const struct nine_pool *pool
            pool->streams[LAYOUT_META] * layout_meta_frame_bytes(geometry);
 }
 
+/* Under pressure: below the low watermark only once nothing is left to take. */
+static int watermark_kept(const struct nine_curve *curve, const struct engine_slots *slots) {
+    uint64_t low = (uint64_t)slots->total * NINE_LOW_PERCENT / 100, blocks = 0;
+
+    for (uint32_t tier = 0; tier < LAYOUT_TIER_COUNT; tier++)
+        blocks += curve->counted.blocks[tier];
+    return slots->free >= low + slots->reserve ||
+           curve->counted.blocks[image_floor(&curve->policy)] == blocks;
+}
+
 /* Slots of everybody who is awake; 0 when arithmetic, sessions and pool do not agree. */
 static void compare_pool(struct nine *nine, struct nine_curve *curve) {
     struct engine_slots slots;
 
     nine_settle(nine);
+    (void)engine_balance(nine->engine);
     memset(&curve->predicted, 0, sizeof curve->predicted);
     memset(&curve->counted, 0, sizeof curve->counted);
     for (uint32_t i = 0; i < nine->user_count; i++) {
@@ -36,12 +47,19 @@ static void compare_pool(struct nine *nine, struct nine_curve *curve) {
         if (!nine->users[i].session)
             continue;
         session_info(nine->users[i].session, &info);
-        nine_pool_predict(&nine->policy, info.n_kv, &curve->predicted);
+        nine_pool_predict(nine->policy.pressure ? &info.policy : &nine->policy, info.n_kv,
+                          &curve->predicted);
         nine_pool_count(nine->users[i].session, &curve->counted);
     }
     engine_slots(nine->engine, &slots);
     curve->used = slots.used;
     curve->equal = nine_pool_equal(&curve->predicted, &curve->counted, slots.used, curve->differs);
+    if (curve->equal && curve->policy.pressure && !watermark_kept(curve, &slots)) {
+        curve->equal = 0;
+        snprintf(curve->differs, sizeof curve->differs,
+                 "%u slots free of %u, below the watermark, and planes left to take", slots.free,
+                 slots.total);
+    }
 }
 
 static enum kv_err measure(struct nine *nine, struct nine_curve *curve, uint32_t steps,
@@ -72,6 +90,7 @@ static enum kv_err measure(struct nine *nine, struct nine_curve *curve, uint32_t
     point->tokens_s = (double)all_tokens / ((double)all_ns * 1e-9);
     compare_pool(nine, curve);
     point->slots = curve->counted.slots;
+    point->pool = curve->counted;
     point->step_bytes = bytes_read(nine, &curve->counted);
     return KV_OK;
 }

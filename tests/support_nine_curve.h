@@ -19,6 +19,7 @@ struct nine_point {
     double p50_ms, p99_ms;
     double tokens_s;            /* of all users, over the whole of the steps */
     uint64_t slots, step_bytes; /* step_bytes: weights and resident KV, read once each */
+    struct nine_pool pool;      /* as counted */
 };
 struct nine_curve {
     const struct nine_recipe *recipe;

@@ -97,12 +97,15 @@ static void add_pool(cJSON *to, const struct nine_curve *curve) {
                                     (double)curve->counted.streams[i]);
 }
 
-static void add_curve(cJSON *to, const struct nine_curve *curve) {
+static void add_curve(cJSON *to, const struct nine_curve *curve, uint64_t weight_bytes,
+                      double copy_rate) {
     cJSON *points = cJSON_CreateArray();
 
     cJSON_AddStringToObject(to, "recipe", curve->recipe->name);
     cJSON_AddNumberToObject(to, "users_wanted", curve->wanted);
     cJSON_AddNumberToObject(to, "users_largest", curve->largest);
+    if (curve->full[0])
+        cJSON_AddStringToObject(to, "full", curve->full);
     for (uint32_t i = 0; i < curve->point_count; i++) {
         const struct nine_point *point = &curve->points[i];
         cJSON *own = cJSON_CreateObject();
@@ -115,6 +118,14 @@ static void add_curve(cJSON *to, const struct nine_curve *curve) {
         cJSON_AddNumberToObject(own, "tokens_s_user", point->tokens_s / point->users);
         cJSON_AddNumberToObject(own, "slots", (double)point->slots);
         cJSON_AddNumberToObject(own, "step_bytes", (double)point->step_bytes);
+        cJSON_AddNumberToObject(own, "kv_bytes", (double)(point->step_bytes - weight_bytes));
+        if (copy_rate > 0)
+            cJSON_AddNumberToObject(own, "floor_ms", (double)point->step_bytes / copy_rate * 1e3);
+        cJSON *tiers = cJSON_AddObjectToObject(own, "blocks_by_tier");
+        for (uint32_t tier = 0; tier < LAYOUT_TIER_COUNT; tier++)
+            if (point->pool.blocks[tier])
+                cJSON_AddNumberToObject(tiers, layout_tier_name((enum layout_tier)tier),
+                                        (double)point->pool.blocks[tier]);
         cJSON_AddItemToArray(points, own);
     }
     cJSON_AddItemToObject(to, "points", points);
@@ -260,7 +271,7 @@ int nine_write_files(struct nine_results *results, const struct nine *nine) {
     (void)mkdir(results->wish->out, 0755);
     for (uint32_t i = 0; i < results->curve_count && good; i++) {
         root = begin_file(results, nine);
-        add_curve(root, &results->curves[i]);
+        add_curve(root, &results->curves[i], nine->model.weight_bytes, results->copy_rate);
         good = end_file(results, results->curves[i].recipe->name, root);
     }
     if (!good)

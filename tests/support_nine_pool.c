@@ -20,17 +20,24 @@ static const struct {
 enum { SINKS = 64, BLOCK = 256, WINDOW_LEAST = 256, PAGE_SLOTS = 8, WINDOW_PAGES = 8 };
 
 static const struct nine_recipe recipes[NINE_RECIPES] = {
-    {"bf16", IMAGE_RECIPE_BF16, 0, {0}, 0, 3, 0},
-    {"fp8", IMAGE_RECIPE_FP8, 0, {0}, 0, 6, 0},
-    {"v1", IMAGE_RECIPE_V1, 0, {0}, 0, 8, 0},
-    {"v2", IMAGE_RECIPE_V2, 1, {32768}, 0, 0, 0},
-    {"v2-quarters", IMAGE_RECIPE_V2, 2, {32768, 65536}, 0, 9, 0},
-    {"v3", IMAGE_RECIPE_V3, 1, {32768}, 0, 10, 0},
-    {"v3-quarters", IMAGE_RECIPE_V3, 3, {32768, 65536, 98304}, 0, 0, 0},
-    {"v3-k8v8", IMAGE_RECIPE_V3, 2, {32768, 65536}, 1, 0, 0},
-    {"v3-k8v4", IMAGE_RECIPE_V3, 0, {0}, 0, 0, 9},
-    {"v3-k6v4", IMAGE_RECIPE_V3, 1, {0}, 0, 0, 11},
-    {"v3-k6v2", IMAGE_RECIPE_V3, 3, {0, 0, 0}, 0, 13, 14},
+    {"bf16", IMAGE_RECIPE_BF16, 0, {0}, 0, 0, 3, 0},
+    {"fp8", IMAGE_RECIPE_FP8, 0, {0}, 0, 0, 6, 0},
+    {"v1", IMAGE_RECIPE_V1, 0, {0}, 0, 0, 8, 0},
+    {"v2", IMAGE_RECIPE_V2, 1, {32768}, 0, 0, 0, 0},
+    {"v2-quarters", IMAGE_RECIPE_V2, 2, {32768, 65536}, 0, 0, 9, 0},
+    {"v2-pressure", IMAGE_RECIPE_V2, 0, {0}, 0, 1, 0, 0},
+    {"v2-k8v8", IMAGE_RECIPE_V2, 1, {32768}, 1, 0, 0, 0},
+    {"v2-quarters-k8v8", IMAGE_RECIPE_V2, 2, {32768, 65536}, 1, 0, 0, 0},
+    {"v2-pressure-k8v8", IMAGE_RECIPE_V2, 0, {0}, 1, 1, 0, 0},
+    {"v3", IMAGE_RECIPE_V3, 1, {32768}, 0, 0, 10, 0},
+    {"v3-quarters", IMAGE_RECIPE_V3, 3, {32768, 65536, 98304}, 0, 0, 0, 0},
+    {"v3-pressure", IMAGE_RECIPE_V3, 0, {0}, 0, 1, 0, 0},
+    {"v3-k8v8", IMAGE_RECIPE_V3, 1, {32768}, 1, 0, 0, 0},
+    {"v3-quarters-k8v8", IMAGE_RECIPE_V3, 3, {32768, 65536, 98304}, 1, 0, 0, 0},
+    {"v3-pressure-k8v8", IMAGE_RECIPE_V3, 0, {0}, 1, 1, 0, 0},
+    {"v3-k8v4", IMAGE_RECIPE_V3, 0, {0}, 0, 0, 0, 9},
+    {"v3-k6v4", IMAGE_RECIPE_V3, 1, {0}, 0, 0, 0, 11},
+    {"v3-k6v2", IMAGE_RECIPE_V3, 3, {0, 0, 0}, 0, 0, 13, 14},
 };
 
 const struct nine_recipe *nine_recipe_at(uint32_t index) {
@@ -45,8 +52,10 @@ const struct nine_recipe *nine_recipe_find(const char *name, size_t bytes) {
 }
 
 struct image_policy nine_recipe_policy(const struct nine_recipe *recipe, uint64_t tokens) {
-    struct image_policy policy = {
-        .recipe = recipe->recipe, .age_count = recipe->age_count, .top_k8v8 = recipe->top_k8v8};
+    struct image_policy policy = {.recipe = recipe->recipe,
+                                  .age_count = recipe->age_count,
+                                  .top_k8v8 = recipe->top_k8v8,
+                                  .pressure = recipe->pressure};
     for (uint32_t i = 0; i < recipe->age_count; i++)
         policy.ages[i] = recipe->ages[i] * tokens / 131072;
     return policy;
@@ -96,16 +105,22 @@ static void predict_block(enum layout_tier tier, struct nine_pool *pool) {
     }
 }
 
+static enum layout_tier tier_of(const struct image_policy *policy, uint64_t block, uint64_t n_kv) {
+    uint64_t distance = n_kv - (SINKS + (block + 1) * BLOCK);
+    uint32_t steps = 0;
+
+    while (steps < policy->age_count && distance >= policy->ages[steps])
+        steps++;
+    while (policy->pressure && steps < IMAGE_AGES_MAX && block < policy->ends[steps])
+        steps++;
+    return tier_after(policy, steps);
+}
+
 void nine_pool_predict(const struct image_policy *policy, uint64_t n_kv, struct nine_pool *pool) {
     uint64_t blocks = n_kv < SINKS + WINDOW_LEAST ? 0 : (n_kv - SINKS - WINDOW_LEAST) / BLOCK;
 
-    for (uint64_t block = 0; block < blocks; block++) {
-        uint64_t distance = n_kv - (SINKS + (block + 1) * BLOCK);
-        uint32_t steps = 0;
-        while (steps < policy->age_count && distance >= policy->ages[steps])
-            steps++;
-        predict_block(tier_after(policy, steps), pool);
-    }
+    for (uint64_t block = 0; block < blocks; block++)
+        predict_block(tier_of(policy, block, n_kv), pool);
     pool->streams[LAYOUT_SINKS] += PAGE_SLOTS;
     pool->streams[LAYOUT_PAGE] += WINDOW_PAGES * PAGE_SLOTS;
     pool->slots += PAGE_SLOTS + WINDOW_PAGES * PAGE_SLOTS;
@@ -166,14 +181,19 @@ int nine_pool_equal(const struct nine_pool *predicted, const struct nine_pool *c
 
 uint32_t nine_pool_fit(const struct nine_room *room, const struct image_policy *policy,
                        uint64_t n_kv) {
-    struct nine_pool one = {0};
+    struct nine_pool one = {0}, sealed = {0}, newest = {0};
     uint64_t groups = room->bytes / (8 * room->slot_bytes + room->frame_bytes), blocks = 0, users;
+    uint64_t spare;
 
     nine_pool_predict(policy, n_kv, &one);
     for (uint32_t tier = 0; tier < LAYOUT_TIER_COUNT; tier++)
         blocks += one.blocks[tier];
-    if (8 * groups < room->reserve)
+    if (8 * groups < room->reserve || blocks == 0)
         return 0;
-    users = (8 * groups - room->reserve) / one.slots;
+    /* A block is sealed at the top whatever it becomes at once. */
+    predict_block(tier_after(policy, 0), &sealed);
+    predict_block(tier_of(policy, blocks - 1, n_kv), &newest);
+    spare = room->reserve + sealed.slots - newest.slots;
+    users = 8 * groups < spare ? 0 : (8 * groups - spare) / one.slots;
     return (uint32_t)(blocks > 0 && groups / blocks < users ? groups / blocks : users);
 }

@@ -14,14 +14,17 @@
 #include "engine/engine.h"
 #include "engine/transfer.h"
 
-enum { NINE_RECIPES = 11, NINE_TEXT_BYTES = 240 };
+/* The first NINE_CURVES have a curve of their own each; with the others users are only counted. */
+enum { NINE_RECIPES = 18, NINE_CURVES = 15, NINE_TEXT_BYTES = 240 };
+/* Watermarks under policy pressure, as the programs have them by default. */
+enum { NINE_LOW_PERCENT = 5, NINE_HIGH_PERCENT = 15 };
 
 /* Ages are parts of 131,072 tokens, in 32,768ths; they shrink with the length of a user. */
 struct nine_recipe {
     const char *name;
     enum image_recipe recipe;
     uint32_t age_count, ages[IMAGE_AGES_MAX];
-    int top_k8v8;
+    int top_k8v8, pressure;
     uint32_t users_goal; /* of 131,072 tokens in 54.8 GiB; 0: none was set */
     uint32_t best_goal;  /* in our own best use of 78.6 GiB */
 };
@@ -34,7 +37,9 @@ struct nine_pool {
     uint64_t blocks[LAYOUT_TIER_COUNT];
     uint64_t slots; /* of all streams */
 };
-/* Adds what a session of `n_kv` tokens holds when all its blocks are durable. */
+/* Adds what a session of `n_kv` tokens holds when all its blocks are durable. Under pressure which
+ * blocks have taken which step depends on when slots were short, so that is taken from the policy
+ * of the session itself (its `ends`); what follows from it in slots is arithmetic all the same. */
 void nine_pool_predict(const struct image_policy *policy, uint64_t n_kv, struct nine_pool *pool);
 /* Adds what it holds. */
 void nine_pool_count(const struct session *session, struct nine_pool *pool);

@@ -95,6 +95,35 @@ static void every_recipe_agrees_to_the_slot_and_answers(void **state) {
     nine_close(&nine);
 }
 
+static void pressure_lowers_what_does_not_fit_and_is_counted(void **state) {
+    (void)state;
+    struct nine_settings settings = small();
+    struct nine_curve curve;
+    struct kv_diag diag = {""};
+
+    settings.pool_bytes = UINT64_C(24) << 20;
+    must(nine_open(&settings, USERS, &nine, &diag), &diag);
+    must(nine_curve_run(&nine, nine_recipe_find("v3-pressure-k8v8", 16), USERS, 2, &curve, &diag),
+         &diag);
+    if (!curve.equal)
+        fail_msg("%s", curve.differs);
+    if (!nine_score_good(&curve.score))
+        fail_msg("%s", curve.score.first_wrong);
+    assert_int_equal(curve.largest, USERS);
+    assert_int_equal(curve.counted.blocks[LAYOUT_K8V8], 0);
+    assert_true(curve.counted.blocks[LAYOUT_K8V4] > 0 && curve.counted.blocks[LAYOUT_K6V4] > 0);
+    /* Nobody is there to bring planes back, and a smaller crowd of the same pool says so. */
+    nine_drop(&nine, 0);
+    nine_settle(&nine);
+    for (int i = 0; i < 3; i++)
+        (void)engine_balance(nine.engine);
+    nine_drop_all(&nine);
+    struct engine_slots slots;
+    engine_slots(nine.engine, &slots);
+    assert_int_equal(slots.used, 0);
+    nine_close(&nine);
+}
+
 static void as_many_users_fit_as_arithmetic_says(void **state) {
     (void)state;
     struct nine_settings settings = small();
@@ -103,15 +132,18 @@ static void as_many_users_fit_as_arithmetic_says(void **state) {
     uint32_t counted = 0;
 
     settings.tokens = NINE_TOKENS_MIN;
-    settings.pool_bytes = UINT64_C(28) << 20;
-    must(nine_fit_run(&settings, fits, &diag), &diag);
-    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
-        if (fits[i].predicted != fits[i].counted)
-            fail_msg("%s: %u users predicted, %u counted", nine_recipe_at(i)->name,
-                     fits[i].predicted, fits[i].counted);
-        counted += fits[i].counted;
+    /* Between one slot too few and one more than enough for another user. */
+    for (uint64_t kib = 28 << 10; kib < (28 << 10) + 4 * 384; kib += 384) {
+        settings.pool_bytes = kib << 10;
+        must(nine_fit_run(&settings, fits, &diag), &diag);
+        for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+            if (fits[i].predicted != fits[i].counted)
+                fail_msg("%s, %llu KiB: %u users predicted, %u counted", nine_recipe_at(i)->name,
+                         (unsigned long long)kib, fits[i].predicted, fits[i].counted);
+            counted += fits[i].counted;
+        }
     }
-    assert_true(counted > 20);
+    assert_true(counted > 4 * 20);
 }
 
 static void a_full_pool_is_said(void **state) {
@@ -298,6 +330,7 @@ static void the_whole_program_runs(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(the_goals_of_users_follow_from_arithmetic),
              cmocka_unit_test(every_recipe_agrees_to_the_slot_and_answers),
+             cmocka_unit_test(pressure_lowers_what_does_not_fit_and_is_counted),
              cmocka_unit_test(as_many_users_fit_as_arithmetic_says),
              cmocka_unit_test(a_full_pool_is_said),
              cmocka_unit_test(a_thief_is_counted_and_so_is_what_is_invented),
