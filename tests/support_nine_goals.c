@@ -1,0 +1,193 @@
+/* tests/support_nine_goals.c - the goals of the demonstration beside what was measured.
+ *
+ * Responsible for: what support_nine_goals.h says.
+ * Not responsible for: measuring.
+ */
+#include "tests/support_nine_goals.h"
+
+#include "tests/support_nine_tell.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int by_ratio(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median of the pairs. */
+static double of_plain(const struct nine_life *life) {
+    double ratios[NINE_PAIRS] = {0};
+
+    for (uint32_t i = 0; i < life->alone_count; i++)
+        ratios[i] = nine_rate(life->alone[i].wake_bytes, life->alone[i].wake_ns) /
+                    nine_rate(life->plain[i].bytes, life->plain[i].ns);
+    qsort(ratios, life->alone_count, sizeof ratios[0], by_ratio);
+    return life->alone_count ? ratios[life->alone_count / 2] : 0;
+}
+
+static void tell_best_use(struct nine_results *results, const struct nine *nine) {
+    char what[96];
+
+    for (uint32_t i = 0; i < NINE_RECIPES; i++) {
+        const struct nine_recipe *recipe = nine_recipe_at(i);
+        struct image_policy policy = nine_recipe_policy(recipe, 131072);
+        const struct nine_room room = {results->slots.pool_bytes, results->slots.slot_bytes,
+                                       results->slots.meta_frame_bytes, results->slots.reserve};
+        if (!recipe->best_goal || nine->synth.layers != 32)
+            continue;
+        snprintf(what, sizeof what, "users of 131,072 tokens in our own pool, %s", recipe->name);
+        nine_row(results, what, recipe->best_goal, NINE_AT_LEAST,
+                 nine_pool_fit(&room, &policy, 131072));
+    }
+}
+
+static double ms_of(const uint64_t *ns, uint32_t count, double share) {
+    struct nine_gaps gaps = {(uint64_t *)ns, count};
+
+    return nine_gaps_ms(&gaps, share);
+}
+
+/* Who kept the others waiting: stretches in the order of a sleep and of a wake, then gaps. */
+static void tell_holds(struct nine_holds *holds) {
+    printf("  a step: p50 %.3f ms, of it not waiting for the device %.3f (p99 %.3f)\n",
+           ms_of(holds->step_ns, holds->steps, 0.5), ms_of(holds->host_ns, holds->steps, 0.5),
+           ms_of(holds->host_ns, holds->steps, 0.99));
+    for (uint32_t kind = NINE_SLEEPS; kind < NINE_MOVE_KINDS; kind++)
+        for (uint32_t i = 0; i < NINE_PLACES; i++) {
+            const struct nine_place *place = &holds->places[kind][i];
+            if (place->count)
+                printf("  %s, stretch %2u: %4u times, mean %8.3f ms, most %8.3f, %u long gaps\n",
+                       nine_move_name((enum nine_move_kind)kind), i + 1, place->count,
+                       (double)place->sum_ns / place->count * 1e-6, (double)place->most_ns * 1e-6,
+                       place->gaps);
+        }
+    printf("  long gaps (over 1.5 x quiet p50) that were steps themselves: %u; longest of all:\n",
+           holds->slow_steps);
+    for (uint32_t i = 0; i < NINE_LONGEST && holds->longest[i].ns; i++)
+        printf("    %8.3f ms: step %8.3f, %s stretch %u %8.3f\n",
+               (double)holds->longest[i].ns * 1e-6, (double)holds->longest[i].step_ns * 1e-6,
+               nine_move_name(holds->longest[i].kind), holds->longest[i].place + 1,
+               (double)holds->longest[i].hold_ns * 1e-6);
+}
+
+static uint64_t middle(const uint64_t ns[NINE_PAIRS]) {
+    double sorted[NINE_PAIRS];
+
+    for (int i = 0; i < NINE_PAIRS; i++)
+        sorted[i] = (double)ns[i];
+    qsort(sorted, NINE_PAIRS, sizeof sorted[0], by_ratio);
+    return (uint64_t)sorted[NINE_PAIRS / 2];
+}
+
+/* A resume against a prefill of as many tokens, and wakes against what bounds them. */
+static void tell_wakes(struct nine_results *results, const struct nine *nine) {
+    struct nine_wakes *wakes = &results->wakes;
+    const struct nine_life *life = &results->life;
+    uint64_t plain_ns[NINE_PAIRS], plain_bytes = life->plain[0].bytes;
+    double tokens = nine->users[wakes->user].tokens;
+    double prefill_s = results->prefill.seconds * tokens / (double)nine->settings.tokens;
+    struct nine_wake disk = *nine_wakes_median(wakes, NINE_EXACT, 0);
+    struct nine_wake memory = *nine_wakes_median(wakes, NINE_RAM, 0);
+    struct nine_wake exact = *nine_wakes_median(wakes, NINE_EXACT, 1);
+    struct nine_wake eager = *nine_wakes_median(wakes, NINE_EAGER, 1);
+
+    for (int i = 0; i < NINE_PAIRS; i++)
+        plain_ns[i] = (uint64_t)((double)life->plain[i].ns * (double)plain_bytes /
+                                 (double)life->plain[i].bytes);
+    double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
+    nine_row(results, "resume from the disk over a prefill, times as fast",
+             0.9 * prefill_s / floor_s, NINE_AT_LEAST, prefill_s / ((double)disk.wake_ns * 1e-9));
+    nine_row(results, "resume from memory over a prefill, times as fast", 60, NINE_AT_LEAST,
+             prefill_s / ((double)memory.wake_ns * 1e-9));
+    nine_row(results, "wake from memory over a pinned copy of the same bytes", 0.90, NINE_AT_LEAST,
+             (double)middle(wakes->copy_ns) / (double)memory.wake_ns);
+    nine_row(results, "eager wake's first token over the exact one's",
+             1.05 * (double)eager.door_bytes / (double)exact.door_bytes, NINE_AT_MOST,
+             (double)eager.first_ns / (double)exact.first_ns);
+    nine_row(results, "wakes alone proven", wakes->wakes, NINE_AT_LEAST, wakes->proven);
+}
+
+static void save_rows(struct nine_results *results) {
+    struct nine_saves *saves = &results->saves;
+    const struct receipt *full = &saves->full;
+    const struct nine_save_step *of_short = saves->lengths[0].steps;
+    const struct nine_save_step *of_long = saves->lengths[1].steps;
+    double most = 0;
+
+    nine_row(results, "full save over a plain writer of the same bytes", 0.90, NINE_AT_LEAST,
+             nine_rate(full->door_bytes, full->wall_ns) /
+                 nine_rate(saves->plain.bytes, saves->plain.ns));
+    if (full->stage_ns[RECEIPT_COPY])
+        nine_row(results, "decoding blocked by a full save over its copy-out", 1.10, NINE_AT_MOST,
+                 (double)saves->held_ns / (double)full->stage_ns[RECEIPT_COPY]);
+    if (saves->others) {
+        nine_row(results, "decode p50 of the others while it saves over quiet", 1.02, NINE_AT_MOST,
+                 nine_gaps_ms(&saves->saving, 0.5) / nine_gaps_ms(&saves->quiet, 0.5));
+        nine_row(results, "decode p99 of the others while it saves over quiet", 1.10, NINE_AT_MOST,
+                 nine_gaps_ms(&saves->saving, 0.99) / nine_gaps_ms(&saves->quiet, 0.99));
+    }
+    for (uint32_t i = 0; i < NINE_SAVE_STEPS; i++) {
+        char what[96];
+        for (uint32_t k = 0; k < NINE_SAVE_USERS; k++) {
+            const struct nine_save_step *step = &saves->lengths[k].steps[i];
+            double share = (double)step->bytes / (double)step->allowed_bytes;
+            most = share > most ? share : most;
+        }
+        snprintf(what, sizeof what, "save of %u tokens, long over short, without the proof",
+                 of_long[i].tokens);
+        nine_row(results, what, 1.10, NINE_AT_MOST,
+                 (double)of_long[i].after_proof_ns / (double)of_short[i].after_proof_ns);
+    }
+    nine_row(results, "bytes of a save over those allowed, the most", 1, NINE_AT_MOST, most);
+}
+
+void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
+    struct nine_life *life = &results->life;
+    uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
+
+    nine_tell_act(results, "Goal and value");
+    for (uint32_t i = 0; i < results->curve_count; i++) {
+        const struct nine_curve *curve = &results->curves[i];
+        unequal += !curve->equal;
+        asked += curve->score.asked;
+        right += curve->score.right;
+        thief += curve->score.thief;
+        invented += curve->score.invented;
+    }
+    nine_row(results, "recipes whose slots predicted and counted differ", 0, NINE_AT_MOST, unequal);
+    nine_row(results, "needles right", asked, NINE_AT_LEAST, right);
+    nine_row(results, "needles answered with another user's value", 0, NINE_AT_MOST, thief);
+    nine_row(results, "values invented for absent keys", 0, NINE_AT_MOST, invented);
+    tell_best_use(results, nine);
+    for (uint32_t i = 0; i < results->curve_count && results->copy_rate > 0; i++) {
+        const struct nine_curve *curve = &results->curves[i];
+        const struct nine_point *most = &curve->points[curve->point_count - 1];
+        char what[96];
+        snprintf(what, sizeof what, "step of %u users over floor, %s", most->users,
+                 curve->recipe->name);
+        nine_row(results, what, 1.15, NINE_AT_MOST, most->p50_ms / nine_floor_ms(results, most));
+    }
+    if (results->saved)
+        save_rows(results);
+    if (!results->lived)
+        return;
+    tell_wakes(results, nine);
+    double quiet = nine_gaps_ms(&life->quiet, 0.5), quiet_p99 = nine_gaps_ms(&life->quiet, 0.99);
+    nine_row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes,
+             NINE_AT_LEAST, life->proven);
+    nine_row(results, "needles right of all sessions at the end", life->score.asked, NINE_AT_LEAST,
+             life->score.right);
+    nine_row(results, "wake over a plain reader of the same bytes (median of 3)", 0.90,
+             NINE_AT_LEAST, of_plain(life));
+    printf("  decoding of the others: quiet p50 %.3f ms, p99 %.3f (%u steps); meanwhile p50 %.3f, "
+           "p99 %.3f, most %.3f (%u steps)\n",
+           quiet, quiet_p99, life->quiet.count, nine_gaps_ms(&life->moving, 0.5),
+           nine_gaps_ms(&life->moving, 0.99), nine_gaps_ms(&life->moving, 1), life->moving.count);
+    tell_holds(life->holds);
+    nine_row(results, "decode p50 of the others over quiet", 1.02, NINE_AT_MOST,
+             nine_gaps_ms(&life->moving, 0.5) / quiet);
+    nine_row(results, "decode p99 of the others over quiet", 1.10, NINE_AT_MOST,
+             nine_gaps_ms(&life->moving, 0.99) / quiet_p99);
+}
