@@ -16,7 +16,8 @@
 #include <pthread.h>
 #include <stdint.h>
 
-enum { PINNED_MAX = 32, PINNED_SPARE_BYTES = 4 << 20 };
+/* One for each of 64 requests that wake a session, and for blocks that a save's helpers hold. */
+enum { PINNED_MAX = 96, PINNED_SPARE_BYTES = 4 << 20 };
 
 /* Initialised by pinned_init; the two calls are made without its lock, by one thread or more. */
 struct pinned {
