@@ -217,6 +217,15 @@ static int act_wakes(struct nine_results *results, struct nine *nine, struct kv_
                    names[kind], (double)wake->wake_ns * 1e-6, (double)wake->first_ns * 1e-6,
                    (double)wake->door_bytes * 1e-9, (double)wake->ram_bytes * 1e-9);
         }
+    for (int kind = 0; kind < NINE_WAKE_KINDS; kind++) {
+        printf("  %s, the last:\n", names[kind]);
+        nine_tell_stages(&wakes->receipts[kind]);
+    }
+    for (int round = 0; round < NINE_PAIRS; round++)
+        printf("  plain reader%s of the bytes from the disk %.2f ms, %.3f GB/s\n",
+               wakes->plain[round].direct ? "" : " (buffered: O_DIRECT is refused here)",
+               (double)wakes->plain[round].ns * 1e-6,
+               nine_rate(wakes->plain[round].bytes, wakes->plain[round].ns));
     for (int round = 0; round < NINE_PAIRS; round++)
         printf("  pinned copy of as many bytes %.2f ms, %.2f GB/s\n",
                (double)wakes->copy_ns[round] * 1e-6,
@@ -245,14 +254,6 @@ static int act_life(struct nine_results *results, struct nine *nine, struct kv_d
            life->move_count, (double)sum.sleep_ns / life->move_count * 1e-6,
            (double)sum.wake_ns / life->move_count * 1e-6, nine_rate(sum.wake_bytes, sum.wake_ns),
            receipt_stage_name(life->last.bound_by));
-    for (uint32_t i = 0; i < life->alone_count; i++) {
-        printf("  wake alone %.1f ms, %.3f GB at %.3f GB/s; plain reader%s %.3f GB/s\n",
-               (double)life->alone[i].wake_ns * 1e-6, (double)life->alone[i].wake_bytes * 1e-9,
-               nine_rate(life->alone[i].wake_bytes, life->alone[i].wake_ns),
-               life->plain[i].direct ? "" : " (buffered: O_DIRECT is refused here)",
-               nine_rate(life->plain[i].bytes, life->plain[i].ns));
-        nine_tell_stages(&life->alone_receipts[i]);
-    }
     nine_tell_score(results, "all sessions", &life->score);
     if (life->proven != life->wakes || life->wakes == 0)
         nine_wrong(results, "a wake is not proven", life->first_unproven);

@@ -136,7 +136,6 @@ static void add_curve(cJSON *to, const struct nine_curve *curve, uint64_t weight
 static void add_life(cJSON *to, struct nine_results *results) {
     struct nine_life *life = &results->life;
     cJSON *own = cJSON_AddObjectToObject(to, "life");
-    cJSON *pairs = cJSON_CreateArray();
 
     cJSON_AddStringToObject(own, "recipe", results->curves[results->curve_count - 1].recipe->name);
     cJSON_AddNumberToObject(own, "sessions", results->wish->sessions);
@@ -153,16 +152,6 @@ static void add_life(cJSON *to, struct nine_results *results) {
     cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->moving, 0.99));
     cJSON_AddNumberToObject(own, "moving_steps", life->moving.count);
     cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->last.bound_by));
-    for (uint32_t i = 0; i < life->alone_count; i++) {
-        cJSON *pair = cJSON_CreateObject();
-        cJSON_AddNumberToObject(pair, "wake_ms", (double)life->alone[i].wake_ns * 1e-6);
-        cJSON_AddNumberToObject(pair, "bytes", (double)life->alone[i].wake_bytes);
-        cJSON_AddNumberToObject(pair, "plain_ms", (double)life->plain[i].ns * 1e-6);
-        cJSON_AddNumberToObject(pair, "plain_bytes", (double)life->plain[i].bytes);
-        cJSON_AddBoolToObject(pair, "plain_direct", life->plain[i].direct);
-        cJSON_AddItemToArray(pairs, pair);
-    }
-    cJSON_AddItemToObject(own, "alone", pairs);
     add_score(own, &life->score);
 }
 
@@ -192,6 +181,15 @@ static void add_wakes(cJSON *to, const struct nine_results *results) {
             cJSON_AddNumberToObject(round, "memory_bytes", (double)wake->ram_bytes);
             cJSON_AddItemToArray(rounds, round);
         }
+    }
+    cJSON *plains = cJSON_AddArrayToObject(wakes, "plain_reader");
+    for (int i = 0; i < NINE_PAIRS; i++) {
+        const struct nine_plain *plain = &results->wakes.plain[i];
+        cJSON *own_plain = cJSON_CreateObject();
+        cJSON_AddNumberToObject(own_plain, "ms", (double)plain->ns * 1e-6);
+        cJSON_AddNumberToObject(own_plain, "bytes", (double)plain->bytes);
+        cJSON_AddBoolToObject(own_plain, "direct", plain->direct);
+        cJSON_AddItemToArray(plains, own_plain);
     }
     cJSON *copies = cJSON_AddArrayToObject(wakes, "pinned_copy_ms");
     for (int i = 0; i < NINE_PAIRS; i++)

@@ -189,9 +189,9 @@ static int read_file(const char *path, uint8_t *memory, uint64_t most, struct ni
     return 1;
 }
 
-/* Reads `bytes` of the store's segments, one thread, 1 MiB at a time. */
-static enum kv_err read_plain(const struct nine *nine, uint64_t bytes, struct nine_plain *plain,
-                              struct kv_diag *diag) {
+enum kv_err nine_read_plain(const struct nine *nine, uint64_t bytes, struct nine_plain *plain_out,
+                            struct kv_diag *diag) {
+    struct nine_plain *plain = plain_out;
     uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), PLAIN_BYTES, PLAIN_ALIGN);
     uint64_t begun_ns = kv_clock_now_ns(kv_clock_system());
     char path[512];
@@ -252,21 +252,6 @@ static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder
     return err;
 }
 
-/* A wake and a plain read of as many bytes, in turns. */
-static enum kv_err compare_alone(struct nine *nine, struct nine_life *life, struct kv_diag *diag) {
-    uint64_t state = nine->settings.seed + 1;
-    enum kv_err err = KV_OK;
-
-    for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++, life->alone_count++) {
-        uint32_t comes = draw(nine, 0, &state), leaves = draw(nine, 1, &state);
-        err = exchange(nine, leaves, comes, life, &life->alone[i], diag);
-        life->alone_receipts[i] = life->last;
-        if (err == KV_OK)
-            err = read_plain(nine, life->alone[i].wake_bytes, &life->plain[i], diag);
-    }
-    return err;
-}
-
 /* Those who sleep come in the place of one who was asked already. */
 static enum kv_err ask_everybody(struct nine *nine, struct nine_life *life, struct kv_diag *diag) {
     uint32_t asked[NINE_SESSIONS_MAX], count = 0;
@@ -317,8 +302,6 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
     }
     for (uint32_t i = 0; i < nine->user_count; i++)
         nine->users[i].away = 0;
-    if (err == KV_OK)
-        err = compare_alone(nine, life, diag);
     if (err == KV_OK)
         err = ask_everybody(nine, life, diag);
     return err;

@@ -35,11 +35,6 @@ struct nine_life {
     uint32_t move_count;
     uint32_t wakes, proven;
     char first_unproven[NINE_TEXT_BYTES];
-    /* Nobody decodes: a wake, then a plain reader of as many bytes of the store. */
-    struct nine_move alone[NINE_PAIRS];
-    struct nine_plain plain[NINE_PAIRS];
-    struct receipt alone_receipts[NINE_PAIRS];
-    uint32_t alone_count;
     struct receipt last;     /* of the last wake */
     struct nine_score score; /* of all sessions, at the end */
 };
@@ -53,6 +48,9 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
                       struct kv_diag *diag);
 enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receipt_out,
                        struct kv_diag *diag);
+/* Reads `bytes` of the store's segments, one thread, 1 MiB at a time, O_DIRECT. */
+enum kv_err nine_read_plain(const struct nine *nine, uint64_t bytes, struct nine_plain *plain_out,
+                            struct kv_diag *diag);
 void nine_life_release(struct nine_life *life);
 
 #endif

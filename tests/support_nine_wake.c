@@ -230,6 +230,9 @@ enum kv_err nine_wakes_run(struct nine *nine, struct nine_wakes *wakes_out, stru
     for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++) {
         err = one_round(nine, wakes, NINE_EXACT, i, diag);
         if (err == KV_OK)
+            err = nine_read_plain(nine, wakes->kinds[NINE_EXACT][i].door_bytes, &wakes->plain[i],
+                                  diag);
+        if (err == KV_OK)
             err = one_round(nine, wakes, NINE_EAGER, i, diag);
     }
     for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++) {

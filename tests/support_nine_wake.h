@@ -1,9 +1,9 @@
 /* tests/support_nine_wake.h - what a wake costs, and what it is measured against in the same run.
  *
  * Responsible for: this device's copy rate; a prefill of the same length; wakes of one session from
- * the disk, eagerly and from memory up to the first token, while nobody else works; a pinned copy
- * of the bytes that such a wake brings.
- * Not responsible for: a plain reader (support_nine_life.h), printing (nine.c).
+ * the disk, eagerly and from memory up to the first token, while nobody else works; in turns with
+ * them a plain reader and a pinned copy of as many bytes.
+ * Not responsible for: the plain reader itself (support_nine_life.h), printing (nine.c).
  *
  * Threads: the scheduler thread.
  * Units: nanoseconds, bytes, tokens.
@@ -38,6 +38,7 @@ struct nine_wakes {
     uint32_t user;
     struct nine_wake kinds[NINE_WAKE_KINDS][NINE_PAIRS];
     struct receipt receipts[NINE_WAKE_KINDS]; /* the last ones */
+    struct nine_plain plain[NINE_PAIRS];      /* after each wake from the disk, of its bytes */
     uint64_t copy_bytes, copy_ns[NINE_PAIRS];
     uint32_t wakes, proven;
     char first_unproven[NINE_TEXT_BYTES];

@@ -247,7 +247,6 @@ static void more_sessions_than_are_awake_live(void **state) {
         fail_msg("%s", life->first_unproven);
     assert_true(life->wakes > SESSIONS - USERS && life->move_count > 0);
     assert_true(life->quiet.count >= 20 && life->moving.count > 0);
-    assert_true(life->alone_count == NINE_PAIRS && life->plain[0].bytes > 0);
     assert_int_equal(life->score.users, SESSIONS);
     if (!nine_score_good(&life->score))
         fail_msg("%s", life->score.first_wrong);
