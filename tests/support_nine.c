@@ -243,7 +243,7 @@ uint64_t nine_store_need(const struct nine *nine, uint32_t sessions) {
         bytes += pool.slots * layout_slot_bytes(geometry) +
                  pool.streams[LAYOUT_META] * layout_meta_frame_bytes(geometry);
     }
-    return bytes + bytes / 32;
+    return bytes + bytes / 128;
 }
 
 /* --- a user's text */
