@@ -341,11 +341,10 @@ void engine_back(struct engine *engine) {
         hooks->back(hooks->context);
 }
 
-void engine_breathe(struct engine *engine) {
+int engine_breathe(struct engine *engine, int small) {
     const struct engine_hooks *hooks = &engine->settings.hooks;
 
-    if (!engine->stepping && hooks->breathe)
-        hooks->breathe(hooks->context);
+    return !engine->stepping && hooks->breathe ? hooks->breathe(hooks->context, small) : 0;
 }
 
 int engine_lost(const struct engine *engine) {

@@ -47,8 +47,9 @@ struct engine_hooks {
      * be the scheduler thread. */
     void (*away)(void *context);
     void (*back)(void *context);
-    /* Between two pieces of a proof, never within a step: others go first. */
-    void (*breathe)(void *context);
+    /* Between two pieces of a proof, never within a step: others go first. `small`: the piece was a
+     * part of what a step costs, else about as much as one. 1 when somebody stepped. */
+    int (*breathe)(void *context, int small);
 };
 
 struct engine_settings {
@@ -154,6 +155,6 @@ int engine_apply(struct engine *engine);
  * engine_breathe. None does anything within a step or without the hooks. */
 void engine_away(struct engine *engine);
 void engine_back(struct engine *engine);
-void engine_breathe(struct engine *engine);
+int engine_breathe(struct engine *engine, int small); /* 1 when somebody stepped */
 
 #endif

@@ -151,5 +151,10 @@ void session_ask_breathe(struct session *session);
 /* DESIGN section 10: one throwaway forward at position n_kv. */
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag);
+/* Both, in one batch: as its tiers are, and at the floor. */
+enum { SESSION_PRINTS = 2 };
+enum kv_err session_fingerprints(struct session *session,
+                                 struct image_fingerprint prints_out[SESSION_PRINTS],
+                                 struct kv_diag *diag);
 
 #endif

@@ -1,6 +1,7 @@
 /* engine/session_ask.c - throwaway questions: a forward that leaves no trace.
  *
- * Responsible for: rows after a session's own, holes, the floor of the ladder, fingerprints.
+ * Responsible for: rows after a session's own, holes, the floor of the ladder, fingerprints; pieces
+ * of a few layers where others step between two.
  * Not responsible for: what is asked (needle.c) or what an answer means.
  */
 #include "engine/engine_inner.h"
@@ -9,8 +10,9 @@
 #include <string.h>
 
 enum {
-    BATCH_MAX = 32,  /* questions of one batch */
-    ROWS_BESIDE = 64 /* rows of one where others step between two, unless one question has more */
+    BATCH_MAX = 32,    /* questions of one batch */
+    ROWS_BESIDE = 128, /* rows of one where others step between two, unless one question has more */
+    LAYERS_BESIDE = 1  /* and layers of it at a time, or more where nobody does */
 };
 
 struct ask {
@@ -20,13 +22,33 @@ struct ask {
     uint32_t skip; /* rows in front of the first that is counted */
     struct kvops_block *views;
     uint64_t *bits;
+    struct answers *answers;
+};
+
+/* Rows of logits that wait until nobody has to wait for what becomes of them. */
+struct answers {
+    float *logits; /* [capacity][width]; NULL: they are given out at once */
+    uint32_t width, capacity, count;
+    struct answer {
+        const struct ask *ask;
+        uint32_t row;
+    } * of; /* [capacity] */
 };
 
 static void give_row(void *context, uint32_t row, const float *logits) {
     const struct ask *ask = context;
+    struct answers *answers = ask->answers;
 
-    if (row >= ask->skip)
+    if (row < ask->skip)
+        return;
+    if (!answers->logits) {
         ask->row(ask->context, ask->index, row - ask->skip, logits);
+        return;
+    }
+    assert(answers->count < answers->capacity);
+    memcpy(answers->logits + (size_t)answers->count * answers->width, logits,
+           answers->width * sizeof *logits);
+    answers->of[answers->count++] = (struct answer){ask, row};
 }
 
 /* Copies of the blocks at the ladder's floor. */
@@ -114,6 +136,8 @@ struct batch {
     struct forward_seq seqs[BATCH_MAX];
     uint32_t ids[FORWARD_CHUNK_ROWS];
     uint32_t count, rows;
+    struct answers answers;
+    float *kept; /* between two pieces */
 };
 
 static uint32_t rows_of(const struct session *session, const struct session_ask *ask) {
@@ -139,6 +163,7 @@ static enum kv_err add(struct batch *batch, const struct session_ask *ask, const
     enum kv_err err;
 
     *own = *given;
+    own->answers = &batch->answers;
     own->skip = ask->count ? pending : 0;
     *seq = (struct forward_seq){.kv = engine_inner_seq(session),
                                 .ids = ids,
@@ -149,6 +174,7 @@ static enum kv_err add(struct batch *batch, const struct session_ask *ask, const
                                 .context = own};
     batch->count++;
     batch->rows += seq->kv.row_count = rows_of(session, ask);
+    batch->answers.capacity += seq->kv.row_count - (uint32_t)seq->logits_first;
     if (pending)
         ids[0] = session->ids[session->n_kv];
     if (ask->count)
@@ -162,22 +188,90 @@ done:
     return err;
 }
 
+static int breathe(const struct session *session, int small) {
+#ifdef BREAK_ASK_BREATHE
+    return 0;
+#endif
+    return engine_inner_has_work(session) ? 0 : engine_breathe(session->engine, small);
+}
+
+/* 1 when others may step within the batch. */
+static int is_shared(const struct session *session) {
+    const struct engine *engine = session->engine;
+
+    return engine->settings.hooks.breathe && !engine->stepping && !engine_inner_has_work(session);
+}
+
+static enum kv_err prepare(struct batch *batch, struct kv_diag *diag) {
+    struct engine *engine = batch->session->engine;
+    struct answers *answers = &batch->answers;
+    uint64_t row = engine->model.vocab_count * sizeof(float);
+
+    answers->width = engine->model.vocab_count;
+    answers->of =
+        kv_alloc_zeroed(engine->settings.alloc, answers->capacity + 1u, sizeof *answers->of);
+    answers->logits = kv_alloc_aligned(engine->settings.alloc, (answers->capacity + 1u) * row, 64);
+    batch->kept = device_host_get(engine->device, forward_kept_bytes(engine->forward, batch->rows));
+    return answers->of && answers->logits && batch->kept
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a question to session '%s'",
+                             batch->session->name);
+}
+
+/* A few layers at a time, so that who decodes beside it hardly notices; larger and larger pieces
+ * where nobody does. */
+static enum kv_err run_pieces(struct batch *batch, struct kv_diag *diag) {
+    struct engine *engine = batch->session->engine;
+    struct answers *answers = &batch->answers;
+    uint32_t layers = forward_layers(engine->forward), each = LAYERS_BESIDE;
+    enum kv_err err = prepare(batch, diag);
+
+    if (err != KV_OK)
+        return err;
+    for (struct forward_piece piece = {0, 0, batch->kept}; piece.end < layers;) {
+        if (piece.end > 0)
+            each *= breathe(batch->session, 1) ? 1 : 2;
+        piece.first = piece.end;
+        piece.end = layers - piece.first > each ? piece.first + each : layers;
+        if (forward_run_piece(engine->forward, &engine->slots.pool, batch->seqs, batch->count,
+                              &piece) != KV_OK)
+            return engine_inner_device(engine, diag);
+    }
+    /* What becomes of a row takes the processor a while. */
+    engine_away(engine);
+    for (uint32_t i = 0; i < answers->count; i++) {
+        const struct ask *ask = answers->of[i].ask;
+        ask->row(ask->context, ask->index, answers->of[i].row - ask->skip,
+                 answers->logits + (size_t)i * answers->width);
+    }
+    engine_back(engine);
+    return KV_OK;
+}
+
 static enum kv_err run(struct batch *batch, struct kv_diag *diag) {
     struct engine *engine = batch->session->engine;
+    enum kv_err err = KV_OK;
 
     if (batch->count == 0)
         return KV_OK;
-    if (forward_run(engine->forward, &engine->slots.pool, batch->seqs, batch->count) != KV_OK)
-        return engine_inner_device(engine, diag);
-    for (uint32_t i = 0; i < batch->count; i++)
+    if (is_shared(batch->session))
+        err = run_pieces(batch, diag);
+    else if (forward_run(engine->forward, &engine->slots.pool, batch->seqs, batch->count) != KV_OK)
+        err = engine_inner_device(engine, diag);
+    for (uint32_t i = 0; err == KV_OK && i < batch->count; i++)
         if (batch->seqs[i].bad_layer >= 0)
-            return engine_inner_bad(batch->session, &batch->seqs[i], diag);
-    return KV_OK;
+            err = engine_inner_bad(batch->session, &batch->seqs[i], diag);
+    return err;
 }
 
 static void empty(struct batch *batch) {
     const struct kv_alloc *alloc = batch->session->engine->settings.alloc;
 
+    kv_alloc_release(alloc, batch->answers.of);
+    kv_alloc_release(alloc, batch->answers.logits);
+    device_host_put(batch->session->engine->device, batch->kept);
+    batch->answers = (struct answers){NULL, 0, 0, 0, NULL};
+    batch->kept = NULL;
     for (uint32_t i = 0; i < batch->count; i++) {
         kv_alloc_release(alloc, batch->asks[i].views);
         kv_alloc_release(alloc, batch->asks[i].bits);
@@ -196,10 +290,7 @@ void session_ask_end(struct session *session) {
 
 void session_ask_breathe(struct session *session) {
     assert(session->asked > 0);
-#ifndef BREAK_ASK_BREATHE
-    if (!engine_inner_has_work(session))
-        engine_breathe(session->engine);
-#endif
+    (void)breathe(session, 0);
 }
 
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
@@ -246,41 +337,61 @@ enum kv_err session_ask(struct session *session, const struct session_ask *ask, 
 
 struct print {
     struct engine *engine;
-    struct image_fingerprint *fingerprint;
+    struct image_fingerprint *fingerprints[2];
     enum kv_err err;
     struct kv_diag *diag;
 };
 
-static void take_print(void *context, uint64_t position, const float *logits) {
+static void take_print(void *context, uint32_t ask, uint64_t position, const float *logits) {
     struct print *print = context;
+    struct image_fingerprint *fingerprint = print->fingerprints[ask];
     struct sampler_row row = {logits, print->engine->model.vocab_count, 0};
     struct sampler_candidate top[IMAGE_TOP];
     uint32_t count = row.count < IMAGE_TOP ? row.count : IMAGE_TOP;
 
     (void)position;
-    print->fingerprint->logits = kv_digest_of(logits, row.count * sizeof *logits);
+    if (print->err != KV_OK)
+        return;
+    fingerprint->logits = kv_digest_of(logits, row.count * sizeof *logits);
     print->err = sampler_top(&row, count, top, print->diag);
     for (uint32_t i = 0; print->err == KV_OK && i < count; i++) {
-        print->fingerprint->top_ids[i] = (int32_t)top[i].id;
-        print->fingerprint->top_logits[i] = top[i].logit;
+        fingerprint->top_ids[i] = (int32_t)top[i].id;
+        fingerprint->top_logits[i] = top[i].logit;
     }
+}
+
+/* At the tiers given, in one batch. */
+static enum kv_err take_prints(struct session *session, const int *floors, uint32_t count,
+                               struct image_fingerprint *prints_out, struct kv_diag *diag) {
+    struct print print = {session->engine, {&prints_out[0], &prints_out[count - 1]}, KV_OK, diag};
+    struct session_ask asks[2] = {{.floor = floors[0]}, {.floor = floors[count - 1]}};
+    enum kv_err err;
+
+    for (uint32_t i = 0; i < count; i++) {
+        prints_out[i] = (struct image_fingerprint){.n_kv = session->n_kv};
+        if (session->n == session->n_kv && session->n_kv) {
+            asks[i].ids = &session->ids[session->n_kv - 1];
+            asks[i].count = 1;
+        }
+    }
+    err = session_ask_all(session, asks, count, take_print, &print, diag);
+    return err == KV_OK ? print.err : err;
 }
 
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag) {
-    struct image_fingerprint fingerprint = {.n_kv = session->n_kv};
-    struct print print = {session->engine, &fingerprint, KV_OK, diag};
-    struct session_ask ask = {.floor = floor};
-    enum kv_err err;
+    struct image_fingerprint print;
+    enum kv_err err = take_prints(session, &floor, 1, &print, diag);
 
-    if (session->n == session->n_kv && session->n_kv) {
-        ask.ids = &session->ids[session->n_kv - 1];
-        ask.count = 1;
-    }
-    err = session_ask(session, &ask, take_print, &print, diag);
     if (err == KV_OK)
-        err = print.err;
-    if (err == KV_OK)
-        *fingerprint_out = fingerprint;
+        *fingerprint_out = print;
     return err;
+}
+
+enum kv_err session_fingerprints(struct session *session,
+                                 struct image_fingerprint prints_out[SESSION_PRINTS],
+                                 struct kv_diag *diag) {
+    const int floors[SESSION_PRINTS] = {0, 1};
+
+    return take_prints(session, floors, SESSION_PRINTS, prints_out, diag);
 }

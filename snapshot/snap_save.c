@@ -114,13 +114,10 @@ static enum kv_err ask(struct snapshot *snapshot, struct session *session, struc
 static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
                           struct snapshot_ticket *ticket, uint64_t *asked_ns_out,
                           struct kv_diag *diag) {
-    struct image_fingerprint print, print_floor;
+    struct image_fingerprint prints[SESSION_PRINTS];
     struct session_info info;
     uint64_t begun = now(snapshot);
-    enum kv_err err = session_fingerprint(session, 0, &print, diag);
-    session_ask_breathe(session);
-    if (err == KV_OK)
-        err = session_fingerprint(session, 1, &print_floor, diag);
+    enum kv_err err = session_fingerprints(session, prints, diag);
     uint64_t asked = now(snapshot);
     if (err == KV_OK && ticket->options.ask)
         err = ask(snapshot, session, &ticket->receipt, diag);
@@ -138,10 +135,10 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
      * proven later, so both are the floor's, which says just this (restore/). */
 #ifndef BREAK_COARSE_SAVE
     if (info.coarse_blocks != 0)
-        print = print_floor;
+        prints[0] = prints[1];
 #endif
-    ticket->frozen.image.fingerprint = print;
-    ticket->frozen.image.fingerprint_floor = print_floor;
+    ticket->frozen.image.fingerprint = prints[0];
+    ticket->frozen.image.fingerprint_floor = prints[1];
     ticket->frozen.image.created_ns = kv_clock_wall_ns(snapshot->clock);
     describe(ticket, &info);
     ticket->receipt.stage_ns[RECEIPT_FREEZE] = now(snapshot) - proven;

@@ -90,9 +90,14 @@ static void on_back(void *context) {
         nine_holds_back(nine->holds);
 }
 
-static void on_breathe(void *context) {
+static int on_breathe(void *context, int small) {
+    struct nine *nine = context;
+
+    (void)small;
+    int others = nine->shared && baton_waiting(&nine->baton) > 0;
     on_away(context);
     on_back(context);
+    return others;
 }
 
 /* --- opening */

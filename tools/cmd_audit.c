@@ -206,7 +206,7 @@ static enum kv_err ask_foreign(struct session *session, const struct image *imag
     findings->foreign_answered += result.passed != 0;
 #ifdef BREAK_AUDIT_STILL
     session_ask_end(session);
-    engine_breathe(session_engine(session));
+    (void)engine_breathe(session_engine(session), 0);
     session_ask_begin(session);
 #else
     session_ask_breathe(session);

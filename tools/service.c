@@ -253,10 +253,9 @@ static void on_back(void *context) {
 
 /* Asking a session computes as steps do: those who answer get some steps between two pieces, so
  * that it costs them one gap in a few and never every one. */
-static void on_breathe(void *context) {
+static int on_breathe(void *context, int small) {
     struct service *service = context;
-    if (service->shared && service->staying == 0)
-        service_inner_let_step(service);
+    return service->shared && service->staying == 0 ? service_inner_let_step(service, small) : 0;
 }
 
 /* --- opening */

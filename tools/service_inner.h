@@ -51,7 +51,8 @@ struct service {
 };
 
 /* As the scheduler thread, before another piece of asking a session: whoever stands in line comes
- * first, and whoever listens has a few steps between any two pieces. */
-void service_inner_let_step(struct service *service);
+ * first, and whoever listens has a few steps between any two pieces, or one after a small piece.
+ * 1 when somebody listens. */
+int service_inner_let_step(struct service *service, int small);
 
 #endif

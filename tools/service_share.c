@@ -104,13 +104,13 @@ static void step(struct service *service) {
 
 /* Many may ask at a time: it is their pieces together that have steps between them. `wait` 1: until
  * that is so; 0 when it is not. */
-static int has_stepped(struct service *service, int wait) {
+static int has_stepped(struct service *service, uint64_t steps, int wait) {
     uint64_t until_ns = after(second_ns);
     int late = !wait, stepped = 0;
     pthread_mutex_lock(&service->lock);
     for (;;) {
-        stepped = service->steps >= service->asked_steps + BREATH_STEPS ||
-                  !hearing_is_wanted(&service->hearing);
+        stepped =
+            service->steps >= service->asked_steps + steps || !hearing_is_wanted(&service->hearing);
         if (stepped || late)
             break;
         late = timed_out(service, &service->stepped, until_ns);
@@ -119,25 +119,27 @@ static int has_stepped(struct service *service, int wait) {
     return stepped;
 }
 
-void service_inner_let_step(struct service *service) {
+int service_inner_let_step(struct service *service, int small) {
     int own = pthread_equal(pthread_self(), service->stepper), stepped = 0;
+    uint64_t steps = small ? 1 : BREATH_STEPS;
 #ifdef BREAK_OWN_BREATH
     if (own)
-        return;
+        return 0;
 #endif
     /* Nobody waits for ever where steps fail to come. */
-    for (int i = 0; i < BREATH_STEPS && !stepped; i++) {
+    for (uint64_t i = 0; i < steps && !stepped; i++) {
         service_leave(service);
         if (!own)
-            (void)has_stepped(service, 1);
+            (void)has_stepped(service, steps, 1);
         service_enter(service);
-        stepped = has_stepped(service, 0);
+        stepped = has_stepped(service, steps, 0);
         if (own && !stepped)
             step(service);
     }
     pthread_mutex_lock(&service->lock);
     service->asked_steps = service->steps;
     pthread_mutex_unlock(&service->lock);
+    return hearing_is_wanted(&service->hearing);
 }
 
 /* Steps while anybody listens; between steps whoever waits in line comes first. */

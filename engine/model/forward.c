@@ -231,6 +231,21 @@ static void project(struct forward *forward, const struct forward_layer *weights
     device_rope(forward->device, &rope);
 }
 
+/* With addresses of the host. */
+static enum layout_tier tier_of(const struct forward *forward, uint32_t seq) {
+    const struct kvops_seq *here = &forward->seqs[seq];
+
+    return here->block_count ? (enum layout_tier)here->blocks[0].tier : LAYOUT_TIER_BF16;
+}
+
+/* Chunks that one launch may attend to: a few questions about a long session fill a device only
+ * together. */
+static int is_alike(const struct forward *forward, uint32_t a, uint32_t b) {
+    enum layout_tier one = tier_of(forward, a), other = tier_of(forward, b);
+
+    return one == other || (!layout_tier_is_control(one) && !layout_tier_is_control(other));
+}
+
 static void attend(struct forward *forward, const struct rows *rows, uint32_t layer) {
     const struct kvops_seq *seqs =
         (const struct kvops_seq *)(forward->control + forward_inner_seqs(forward)) +
@@ -246,12 +261,14 @@ static void attend(struct forward *forward, const struct rows *rows, uint32_t la
 
     if (rows->singles)
         device_decode(forward->device, &args);
-    for (uint32_t i = rows->singles; i < rows->seqs; i++) {
-        const struct kvops_seq *here = &forward->seqs[i]; /* with addresses of the host */
+    for (uint32_t i = rows->singles, end; i < rows->seqs; i = end) {
+        uint32_t longest = forward->seqs[i].row_count;
+        for (end = i + 1; end < rows->seqs && is_alike(forward, i, end); end++)
+            if (forward->seqs[end].row_count > longest)
+                longest = forward->seqs[end].row_count;
         args.seqs = seqs + i;
-        args.seq_count = 1;
-        device_prefill(forward->device, &args, here->row_count,
-                       here->block_count ? here->blocks[0].tier : LAYOUT_TIER_BF16);
+        args.seq_count = end - i;
+        device_prefill(forward->device, &args, longest, tier_of(forward, i));
     }
 }
 
@@ -280,7 +297,8 @@ static void check(struct forward *forward, uint32_t layer, uint32_t rows) {
 
 /* A value that is not finite stays so in its row, so looking once behind the last layer is enough;
  * `find` looks behind every one. */
-static void run_layers(struct forward *forward, const struct rows *rows, int find) {
+static void run_layers(struct forward *forward, const struct rows *rows, uint32_t first,
+                       uint32_t end, int find) {
     struct ops_embed embed = {.table = forward->embedding,
                               .ids =
                                   (const uint32_t *)(forward->control + forward_inner_ids(forward)),
@@ -288,8 +306,9 @@ static void run_layers(struct forward *forward, const struct rows *rows, int fin
                               .out_stride = forward->geometry.hidden,
                               .rows = rows->count};
 
-    device_embed(forward->device, &embed);
-    for (uint32_t layer = 0; layer < forward->geometry.layers; layer++) {
+    if (first == 0)
+        device_embed(forward->device, &embed);
+    for (uint32_t layer = first; layer < end; layer++) {
         const struct forward_layer *weights = &forward->layer[layer];
         project(forward, weights, layer, rows);
         attend(forward, rows, layer);
@@ -335,7 +354,7 @@ static enum kv_err fetch(struct forward *forward, const struct rows *rows,
         if (forward->bad_host[row] != (int32_t)forward->geometry.layers - 1)
             continue;
         err = device_copy_in(forward->device, DEVICE_STEP, &clear, 1);
-        run_layers(forward, rows, 1);
+        run_layers(forward, rows, 0, forward->geometry.layers, 1);
         return err == KV_OK ? wait_for(forward, rows->count, &nothing) : err;
     }
     return err;
@@ -465,25 +484,65 @@ static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs
     return err;
 }
 
-enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
-                        struct forward_seq *seqs, uint32_t count) {
+/* Tells the device of all rows. */
+static struct rows begin(struct forward *forward, const struct kvops_pool *pool,
+                         struct forward_seq *seqs, uint32_t count) {
     struct rows rows = {pool, place_rows(forward, seqs, count), count, 0};
     struct kvops_attend planned = {
         .pool = *pool, .q_heads = forward->geometry.heads, .seqs = forward->seqs};
 
     if (!rows.count)
-        return KV_OK;
+        return rows;
     rows.singles = planned.seq_count = tell_step(forward, seqs, count);
     if (rows.singles)
         device_plan(forward->device, &planned);
+    return rows;
+}
+
+enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
+                        struct forward_seq *seqs, uint32_t count) {
+    struct rows rows = begin(forward, pool, seqs, count);
+    uint32_t layers = forward->geometry.layers;
+
+    if (!rows.count)
+        return KV_OK;
     /* Chunks differ in their rows, so only steps of single rows come again. */
     if (rows.singles < count) {
-        run_layers(forward, &rows, 0);
+        run_layers(forward, &rows, 0, layers, 0);
     } else if (device_repeat_begin(forward->device, count)) {
-        run_layers(forward, &rows, 0);
+        run_layers(forward, &rows, 0, layers, 0);
         device_repeat_end(forward->device);
     }
     return give_logits(forward, seqs, &rows);
+}
+
+uint32_t forward_layers(const struct forward *forward) {
+    return forward->geometry.layers;
+}
+
+uint64_t forward_kept_bytes(const struct forward *forward, uint32_t rows) {
+    return (uint64_t)rows * forward->geometry.hidden * sizeof(float);
+}
+
+/* Between two layers a row is its x alone: attention reads K and V of its own layer. */
+enum kv_err forward_run_piece(struct forward *forward, const struct kvops_pool *pool,
+                              struct forward_seq *seqs, uint32_t count,
+                              const struct forward_piece *piece) {
+    struct rows rows = begin(forward, pool, seqs, count);
+    uint64_t bytes = forward_kept_bytes(forward, rows.count);
+    struct device_copy in = {forward->x, piece->kept, bytes},
+                       out = {piece->kept, forward->x, bytes};
+
+    if (!rows.count)
+        return KV_OK;
+#ifndef BREAK_FORWARD_KEPT
+    if (piece->first > 0)
+        (void)device_copy_in(forward->device, DEVICE_STEP, &in, 1);
+#endif
+    run_layers(forward, &rows, piece->first, piece->end, 0);
+    return piece->end < forward->geometry.layers
+               ? device_copy_out(forward->device, DEVICE_STEP, &out, 1)
+               : give_logits(forward, seqs, &rows);
 }
 
 const uint16_t *forward_chunk(const struct forward *forward) {

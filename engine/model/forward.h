@@ -71,6 +71,20 @@ struct forward_seq {
 enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
                         struct forward_seq *seqs, uint32_t count);
 
+/* A run in pieces, between which others may run: layers [first, end) of it, from 0 to
+ * forward_layers, each with the same sequences. `kept` is memory of the processor for what a piece
+ * leaves to the next, forward_kept_bytes for all rows together. Rows are given out by the last one;
+ * the bits are those of forward_run. */
+struct forward_piece {
+    uint32_t first, end;
+    float *kept;
+};
+uint32_t forward_layers(const struct forward *forward);
+uint64_t forward_kept_bytes(const struct forward *forward, uint32_t rows);
+enum kv_err forward_run_piece(struct forward *forward, const struct kvops_pool *pool,
+                              struct forward_seq *seqs, uint32_t count,
+                              const struct forward_piece *piece);
+
 /* K and V of the last run's rows, on the device: [layer][K, V][kv_head][forward_chunk_rows][dim].
  * A sequence's rows begin at seq.kv.first_row. */
 const uint16_t *forward_chunk(const struct forward *forward);
