@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <unistd.h>
 
-enum { HELPERS_USUAL = 8 };
+enum { HELPERS_USUAL = 10 };
 
 /* Ready or in work: enough that helpers need not stop while a batch is synced. */
 enum { SLOTS_MAX = SNAP_AHEAD_HELPERS_MAX + SNAP_AHEAD_MORE };
