@@ -22,7 +22,7 @@ static char mount_dir[TESTING_PATH_BYTES], dir[TESTING_PATH_BYTES + 16];
 static void begin_world(void) {
     struct kv_diag diag = {""};
     snprintf(dir, sizeof dir, "%s/store", mount_dir);
-    world.fact_count = 0;
+    world_forget_facts(&world);
     if (world_open(&world, dir, NULL, &diag) != KV_OK)
         fail_msg("%s", diag.text);
 }

@@ -348,7 +348,7 @@ static void run_episode(uint64_t seed) {
     world.alloc = &episode.alloc.alloc;
     world.clock = &virtual_clock;
     world.door = seed % 2 == 0 ? io_posix_door() : io_uring_door();
-    world.fact_count = 0;
+    world_forget_facts(&world);
     episode.disk = world.disk = disk_make(world.door, episode.dir);
     disarm(&episode);
     if (open_world(&episode, &diag) != KV_OK)

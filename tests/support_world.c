@@ -251,6 +251,11 @@ static struct world_fact *begin_fact(struct world *world, uint32_t session, int 
     return fact;
 }
 
+void world_forget_facts(struct world *world) {
+    world->fact_count = 0;
+    memset(world->may_go, 0, sizeof world->may_go);
+}
+
 static enum kv_err end_fact(struct world *world, struct world_fact *fact, enum kv_err err) {
     fact->end = world->disk != NULL ? disk_entries(world->disk) : world->fact_count;
     fact->acknowledged = err == KV_OK;
@@ -409,6 +414,7 @@ enum kv_err world_rename(struct world *world, uint32_t session, uint32_t to, str
     if (err != KV_OK)
         return err;
     struct world_fact *gone = begin_fact(world, session, 1);
+    world->may_go[to] |= world->may_go[session];
     err = snap_tree_rename(&tree, place.name, world_name(to), diag);
     (void)end_fact(world, gone, err);
     return end_fact(world, fact, err);
@@ -512,9 +518,14 @@ static enum kv_err give_up(struct world *world, int may_degrade, struct kv_diag 
         return err;
     }
     err = make_room(world, may_degrade, diag);
-    for (uint32_t i = 0; i < WORLD_SESSIONS; i++)
-        if (last[i] != 0)
-            (void)end_fact(world, &world->facts[last[i] - 1], err);
+    for (uint32_t i = 0; i < WORLD_SESSIONS; i++) {
+        if (last[i] == 0)
+            continue;
+        struct world_fact *fact = &world->facts[last[i] - 1];
+        (void)end_fact(world, fact, err);
+        if (fact->is_removal && err == KV_OK)
+            world->may_go[i] = 0;
+    }
     return err;
 }
 
@@ -529,6 +540,7 @@ enum kv_err world_expire(struct world *world, uint32_t session, struct kv_diag *
     if (found != NULL)
         session_drop(found);
     snapshot_drain(world->snapshot);
+    world->may_go[session] = 1;
     enum kv_err err = snap_retain_expire(world->store, world_name(session), 1, diag);
     return err == KV_OK ? give_up(world, 0, diag) : err;
 }
@@ -559,7 +571,7 @@ static int is_allowed(const struct world *world, uint32_t session, uint64_t entr
                   kv_digest_equal(seen->resident, &fact->resident)))
             allowed = 1;
     }
-    return seen->present ? allowed : absent_allowed;
+    return seen->present ? allowed : absent_allowed || world->may_go[session];
 }
 
 static int check_session(struct world *world, uint32_t session, uint64_t entries,
@@ -593,6 +605,7 @@ static int check_session(struct world *world, uint32_t session, uint64_t entries
     }
     world->found[session] = (struct world_fact){
         .session = session, .acknowledged = 1, .n = entry.head.n, .resident = resident};
+    world->found_may_go[session] = entry.may_expire;
     return 1;
 }
 
@@ -602,6 +615,7 @@ static void rebase(struct world *world) {
     for (uint32_t i = 0; i < WORLD_SESSIONS; i++)
         if (world->found[i].acknowledged)
             world->facts[world->fact_count++] = world->found[i];
+    memcpy(world->may_go, world->found_may_go, sizeof world->may_go);
 }
 
 /* Invariant 8 needs a first batch after a wake to be seen. */
@@ -670,6 +684,7 @@ static int check_open(struct world *world, const struct world_check *check,
         return 0;
     }
     memset(world->found, 0, sizeof world->found);
+    memset(world->found_may_go, 0, sizeof world->found_may_go);
     int number = support_invariants_check(world->store, text);
     int right = number == 0;
     if (!right)

@@ -48,7 +48,12 @@ struct world {
     int eager[WORLD_SESSIONS];
     uint64_t gc_removed;                     /* segments, by world_gc */
     struct world_fact found[WORLD_SESSIONS]; /* by the last check */
+    /* Marked by `expire`, or maybe: whoever finds the disk full may remove it; and as of the check. */
+    int may_go[WORLD_SESSIONS], found_may_go[WORLD_SESSIONS];
 };
+
+/* A store of which nothing is known yet. */
+void world_forget_facts(struct world *world);
 
 /* Opens the engine; alloc and clock are the system's, the door is the best. Ends the program on an
  * error. */

@@ -225,7 +225,7 @@ static void power_cuts(void **state) {
     path_of(dir, "power");
     struct disk *disk = disk_make(world.door, dir);
     world.disk = disk;
-    world.fact_count = 0;
+    world_forget_facts(&world);
     faulty_index_arm(&(struct faulty_index_plan){0});
     for (uint32_t i = 0; i < STEPS; i++)
         if (step(i, disk, dir, &diag) != KV_OK)
@@ -317,7 +317,7 @@ static int life_with_fault(enum door door, uint64_t at) {
     struct disk *disk = disk_make(world.door, dir);
     world.disk = disk;
     world.alloc = &alloc.alloc;
-    world.fact_count = 0;
+    world_forget_facts(&world);
     arm(door, at, disk, &alloc);
     for (uint32_t i = 0; i < STEPS; i++) {
         struct kv_diag diag = {""};
@@ -394,7 +394,7 @@ static int chat_on_full_disk(uint64_t at) {
     remove_tree(dir);
     struct disk *disk = disk_make(world.door, dir);
     world.disk = disk;
-    world.fact_count = 0;
+    world_forget_facts(&world);
     if (world_open(&world, dir, disk_door(disk), &diag) != KV_OK ||
         world_say(&world, 0, 100, 1, &diag) != KV_OK || world_save(&world, 0, 0, &diag) != KV_OK)
         fail_msg("%s", diag.text);
