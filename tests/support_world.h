@@ -48,7 +48,7 @@ struct world {
     int eager[WORLD_SESSIONS];
     uint64_t gc_removed;                     /* segments, by world_gc */
     struct world_fact found[WORLD_SESSIONS]; /* by the last check */
-    /* Marked by `expire`, or maybe: whoever finds the disk full may remove it; and as of the check. */
+    /* Marked by `expire`, or maybe: a full disk may take it; and by the last check. */
     int may_go[WORLD_SESSIONS], found_may_go[WORLD_SESSIONS];
 };
 
