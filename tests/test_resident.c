@@ -302,13 +302,15 @@ static struct {
     int breaths, free;
 } breathing;
 
-static void on_breath(void *context) {
+static int on_breath(void *context, int small) {
+    (void)small;
     struct session *session;
     (void)context;
     breathing.breaths++;
     for (uint32_t i = 0; (session = session_at(service_engine(breathing.service), i)) != NULL; i++)
         breathing.free +=
             service_is_leased(breathing.service, session->name) && session->asked == 0;
+    return 1;
 }
 
 /* Fails with BREAK_AUDIT_STILL. */
