@@ -76,6 +76,7 @@ struct session {
     struct kvops_block *views; /* the same blocks as attention reads them */
     size_t block_capacity;
     uint32_t block_count;
+    int settled; /* all of them were reviewed, and none wanted planes that it had not */
     struct window window;
     int has_window;
 
@@ -145,6 +146,9 @@ void engine_inner_push_block(struct session *session, struct block *block, enum 
 /* What the policy says now about block `index`, or all. */
 void engine_inner_review_block(struct session *session, uint32_t index);
 void engine_inner_review(struct session *session);
+/* After a step from `before` tokens that may have sealed a block: all of them only where the policy
+ * gives one another tier, or planes are wanted; at 131,072 tokens they are 511. */
+void engine_inner_review_step(struct session *session, uint64_t before, int sealed);
 /* Slots that the policy will no longer read once n_kv is reached. */
 uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv);
 /* Blocks that are read at less than the policy gives, and the coarsest tier of all blocks. */

@@ -336,6 +336,7 @@ static enum kv_err append(struct session *session, const struct forward_seq *seq
 
 /* What one session's rows lead to. */
 static void commit(struct step *step, struct session *session, const struct forward_seq *seq) {
+    uint64_t before = session->n_kv;
     int sealed = session->sealing != NULL;
     enum kv_err err = KV_OK;
 
@@ -360,7 +361,7 @@ static void commit(struct step *step, struct session *session, const struct forw
     if (session->n_kv >= session->fed_end)
         session->logits_n_kv = session->best_count ? 0 : session->n_kv;
 #ifndef BREAK_LATE_TIERS
-    engine_inner_review(session);
+    engine_inner_review_step(session, before, sealed);
 #endif
     if (sealed)
         tell_sealed(session);

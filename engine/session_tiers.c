@@ -64,6 +64,7 @@ void engine_inner_review_block(struct session *session, uint32_t index) {
     if (move.free)
         block_free(block, move.free);
     block_set_idle(block, slots_of(move.idle));
+    session->settled &= move.want == 0;
     if (move.want && !block->arriving && !session->held)
         ask_for_planes(session, block, move.want);
     session->views[index] = block->map;
@@ -71,8 +72,36 @@ void engine_inner_review_block(struct session *session, uint32_t index) {
 }
 
 void engine_inner_review(struct session *session) {
+    session->settled = 1;
     for (uint32_t i = 0; i < session->block_count; i++)
         engine_inner_review_block(session, i);
+}
+
+/* Blocks at `age` or beyond. */
+static uint64_t aged(uint64_t n_kv, uint64_t age) {
+    uint64_t first = age + LAYOUT_SINK_TOKENS + LAYOUT_BLOCK_TOKENS;
+
+    return n_kv < first ? 0 : (n_kv - first) / LAYOUT_BLOCK_TOKENS + 1;
+}
+
+/* 1 when the policy gives a block that was there before another tier now. */
+static int tiers_move(const struct session *session, uint64_t before) {
+    const struct image_policy *policy = engine_inner_policy(session);
+    int move = policy->pressure || session->promoting;
+
+#ifdef BREAK_REVIEW_STEP
+    return 0;
+#endif
+    for (uint32_t i = 0; i < policy->age_count && !move; i++)
+        move = aged(before, policy->ages[i]) != aged(session->n_kv, policy->ages[i]);
+    return move;
+}
+
+void engine_inner_review_step(struct session *session, uint64_t before, int sealed) {
+    if (!session->settled || tiers_move(session, before))
+        engine_inner_review(session);
+    else if (sealed)
+        engine_inner_review_block(session, session->block_count - 1);
 }
 
 uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv) {

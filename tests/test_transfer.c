@@ -107,7 +107,7 @@ static void expect_equal_sessions(struct session *a, struct session *b) {
 }
 
 /* BREAK_PARTIAL_PAGE loses a token of a short page; BREAK_LATE_TIERS lets the tiers of a live
- * session lag a step behind those of a woken one. */
+ * session lag a step behind those of a woken one, BREAK_REVIEW_STEP by more. */
 /* One length: never dropped against saved, dropped and loaded in another engine. */
 static void wake_at(uint32_t tokens, const struct image_policy *policy, int pending) {
     static struct trace kept, woken;
