@@ -125,10 +125,13 @@ static void act_saves(struct nine_results *results, struct nine *nine,
         if (nine_add(nine, i, &own) != KV_OK)
             break;
     kv_diag_clear(&own);
-    if (nine_save_run(nine, parent, &results->saves, &own) != KV_OK) {
+    enum kv_err err = nine_save_run(nine, parent, &results->saves, &own);
+    if (err == KV_ERR_NO_SLOTS)
+        printf("  left out, the pool is too small for it: %s\n", own.text);
+    else if (err != KV_OK)
         nine_wrong(results, "saves", own.text);
+    if (err != KV_OK)
         return;
-    }
     results->saved = 1;
     nine_save_tell(&results->saves);
 }

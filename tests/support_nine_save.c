@@ -352,7 +352,10 @@ static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag 
         err = write_plain(dir, saves->full.door_bytes, &saves->plain, diag);
 done:
     err = end_others(decoder, err, diag);
-    /* Alone, so that only the saves themselves are in what they take. */
+    /* Alone, so that only the saves themselves are in what they take, and with room to grow. */
+    for (uint32_t i = 0; i < NINE_SAVERS; i++)
+        nine_drop(nine, i);
+    nine_settle(nine);
     if (err == KV_OK)
         err = save(nine, nine->users[NINE_SAVE_SHORT].session, &first, diag);
     for (uint32_t i = 0; i < NINE_SAVE_USERS && err == KV_OK; i++)

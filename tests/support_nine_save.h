@@ -38,7 +38,7 @@ struct nine_saves {
 };
 
 /* Under nine->policy, with no store open; users are dropped from the last one on until there is
- * room. Afterwards the store that it made in `dir` is gone, and both sessions. */
+ * room, and all of them before sessions grow. Afterwards its store in `dir` is gone. */
 enum kv_err nine_save_run(struct nine *nine, const char *dir, struct nine_saves *saves_out,
                           struct kv_diag *diag);
 /* Everything of it in lines on stdout. */
