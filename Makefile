@@ -14,7 +14,7 @@ PREFIX ?= /usr/local
 KILLS  ?= 20
 STRIDE ?= 1
 SECONDS ?= 60
-GPU_DEMO_OUT = $(or $(OUT),tests/results)
+GPU_DEMO_OUT = $(or $(OUT),tests/results/nine)
 B      := build/$(CONFIG)
 CC     := $(if $(filter fuzz,$(CONFIG)),clang,gcc)
 Q      := $(if $(V),,@)
@@ -304,11 +304,12 @@ crowd: setup
 gpu-demo:
 	@tools/setup.sh --packages
 	@$(MAKE_ALL) all $B/tests/nine
-	@mkdir -p '$(GPU_DEMO_OUT)'
+	@mkdir -p '$(GPU_DEMO_OUT)' && rm -f '$(GPU_DEMO_OUT)'/nine_*.json '$(GPU_DEMO_OUT)'/nine_*.png
 	@$B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB --threads $(shell nproc) \
 	    --tokens $(or $(DEMO_TOKENS),131072) --users $(or $(DEMO_USERS),9) \
 	    --sessions $(or $(DEMO_SESSIONS),10) --seconds $(or $(DEMO_SECONDS),300) \
-	    $(if $(DEMO_RECIPES),--recipes '$(DEMO_RECIPES)') --out '$(GPU_DEMO_OUT)' \
+	    $(if $(DEMO_RECIPES),--recipes '$(DEMO_RECIPES)') \
+	    $(if $(DEMO_STORE),--store '$(DEMO_STORE)') --out '$(GPU_DEMO_OUT)' \
 	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
 	@python3 tools/plot_users.py $$(ls '$(GPU_DEMO_OUT)'/nine_*.json | grep -v overview) || \
 	    echo 'gpu-demo: no pictures; the JSON files are whole'
