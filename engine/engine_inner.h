@@ -94,6 +94,7 @@ struct session {
     uint32_t best_count;                            /* 0: there are logits */
     int generating, cancelled;
     int asked; /* how many ask it several things: it stays as it is */
+    int late;  /* a block's tier waits for them: its planes came meanwhile */
     uint32_t tokens_left;
     session_row observe;
     void *observe_context;

@@ -286,6 +286,10 @@ void session_ask_begin(struct session *session) {
 void session_ask_end(struct session *session) {
     assert(session->asked > 0);
     session->asked--;
+    if (!session->asked && session->late) {
+        session->late = 0;
+        engine_inner_review(session);
+    }
 }
 
 void session_ask_breathe(struct session *session) {

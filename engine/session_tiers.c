@@ -56,10 +56,26 @@ static void ask_for_planes(struct session *session, struct block *block, uint32_
     engine_inner_expect(session, block);
 }
 
+/* Between two questions, and between two layers of one, a block is read as it was. */
+static void hold_still(struct session *session, uint32_t index, struct policy_move *move) {
+    enum layout_tier tier = (enum layout_tier)session->views[index].tier;
+
+#ifdef BREAK_ASKED_TIER
+    return;
+#endif
+    if (!session->asked || move->tier == tier)
+        return;
+    move->tier = tier;
+    move->free &= ~layout_tier_streams(tier);
+    move->idle &= ~layout_tier_streams(tier);
+    session->late = 1;
+}
+
 void engine_inner_review_block(struct session *session, uint32_t index) {
     struct policy_move move = move_of(session, index, session->n_kv);
     struct block *block = session->blocks[index];
 
+    hold_still(session, index, &move);
     block_read_at(block, session->views[index].tier, move.tier);
     if (move.free)
         block_free(block, move.free);

@@ -190,6 +190,43 @@ static void demoted_and_promoted_equals_never_demoted(void **state) {
     support_shelf_release(&shelf);
 }
 
+/* What comes while a session is asked is read once nobody asks any more. Fails with
+ * BREAK_ASKED_TIER. */
+static void planes_that_come_between_two_questions_wait(void **state) {
+    struct support_shelf shelf = {.hold = 0};
+    struct image_fingerprint before, now;
+    struct session_info info;
+
+    (void)state;
+    struct engine *engine = make_engine(&shelf, 4);
+    struct session *session = make_session(engine, "s", &coarse, 0);
+    feed_text(session, 1400);
+    engine_apply(engine);
+    assert_int_equal(session_fingerprint(session, 0, &before, NULL), KV_OK);
+    shelf.delay = 1;
+    assert_int_equal(session_set_policy(session, &tiered, NULL), KV_OK);
+    assert_true(session_promoting(session));
+    session_ask_begin(session);
+    session_ask_begin(session);
+    support_shelf_answer(&shelf, 1);
+    engine_apply(engine);
+    assert_false(session_promoting(session));
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K6V2], 4);
+    assert_true(info.coarse_blocks > 0);
+    assert_int_equal(session_fingerprint(session, 0, &now, NULL), KV_OK);
+    assert_memory_equal(&before.logits, &now.logits, sizeof now.logits);
+    session_ask_end(session);
+    session_info(session, &info);
+    assert_int_equal(info.tier_blocks[LAYOUT_K6V2], 4);
+    session_ask_end(session);
+    session_info(session, &info);
+    assert_int_equal(info.coarse_blocks, 0);
+    assert_true(info.tier_blocks[LAYOUT_K6V2] < 4);
+    engine_close(engine);
+    support_shelf_release(&shelf);
+}
+
 static void planes_that_cannot_be_read_leave_the_tier(void **state) {
     struct support_shelf shelf = {.hold = 0};
     struct session_info info, after;
@@ -392,6 +429,7 @@ static void needles_and_durable_state_travel(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(woken_equals_never_dropped),
              cmocka_unit_test(demoted_and_promoted_equals_never_demoted),
+             cmocka_unit_test(planes_that_come_between_two_questions_wait),
              cmocka_unit_test(planes_that_cannot_be_read_leave_the_tier),
              cmocka_unit_test(a_floor_load_answers_and_is_smaller),
              cmocka_unit_test(an_abandoned_load_changes_nothing),
