@@ -150,6 +150,8 @@ void engine_inner_review(struct session *session);
 /* After a step from `before` tokens that may have sealed a block: all of them only where the policy
  * gives one another tier, or planes are wanted; at 131,072 tokens they are 511. */
 void engine_inner_review_step(struct session *session, uint64_t before, int sealed);
+/* Some blocks have a reader less: who else has them reviews all after its next step. */
+void engine_inner_review_soon(struct engine *engine);
 /* Slots that the policy will no longer read once n_kv is reached. */
 uint32_t engine_inner_coarsened(const struct session *session, uint64_t n_kv);
 /* Blocks that are read at less than the policy gives, and the coarsest tier of all blocks. */

@@ -105,6 +105,7 @@ void engine_inner_session_release(struct session *session) {
         block_reader(session->blocks[i], session->views[i].tier, -1);
         block_drop(session->blocks[i]);
     }
+    engine_inner_review_soon(engine);
     if (session->has_window)
         window_put(&session->window, &engine->slots);
     release_needles(session);

@@ -10,6 +10,7 @@
 #include "engine/engine_inner.h"
 
 static void drop_blocks(struct session *session, uint32_t keep) {
+    engine_inner_review_soon(session->engine);
     while (session->block_count > keep) {
         uint32_t last = --session->block_count;
         block_reader(session->blocks[last], session->views[last].tier, -1);

@@ -93,6 +93,11 @@ void engine_inner_review(struct session *session) {
         engine_inner_review_block(session, i);
 }
 
+void engine_inner_review_soon(struct engine *engine) {
+    for (uint32_t i = 0; i < engine->session_count; i++)
+        engine->sessions[i]->settled = 0;
+}
+
 /* Blocks at `age` or beyond. */
 static uint64_t aged(uint64_t n_kv, uint64_t age) {
     uint64_t first = age + LAYOUT_SINK_TOKENS + LAYOUT_BLOCK_TOKENS;

@@ -5,6 +5,7 @@
  */
 #include "tests/support_nine.h"
 
+#include "engine/engine_inner.h"
 #include "engine/model/tokenizer.h"
 #include "engine/needle.h"
 #include "store/base/clock.h"
@@ -378,11 +379,10 @@ enum kv_err nine_step(struct nine *nine, uint32_t *tokens_out, struct kv_diag *d
     *tokens_out = 0;
     for (uint32_t i = 0; i < NINE_SESSIONS_MAX; i++) {
         struct nine_user *user = &nine->users[i];
-        struct session_info info;
         if (!user->session || user->away)
             continue;
-        session_info(user->session, &info);
-        if (info.n + ROOM >= nine->synth.context_tokens || info.state == SESSION_ACTIVE)
+        if (user->session->n + ROOM >= nine->synth.context_tokens ||
+            user->session->state == SESSION_ACTIVE)
             continue;
         enum kv_err err = session_generate(user->session, 1, diag);
         if (err != KV_OK)

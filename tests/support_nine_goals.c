@@ -58,7 +58,7 @@ static void tell_holds(struct nine_holds *holds) {
     for (uint32_t kind = NINE_SLEEPS; kind < NINE_MOVE_KINDS; kind++)
         for (uint32_t i = 0; i < NINE_PLACES; i++) {
             const struct nine_place *place = &holds->places[kind][i];
-            if (place->count)
+            if (place->gaps || place->most_ns > NINE_TOLD_NS)
                 printf("  %s, stretch %2u: %4u times, mean %8.3f ms, most %8.3f, %u long gaps\n",
                        nine_move_name((enum nine_move_kind)kind), i + 1, place->count,
                        (double)place->sum_ns / place->count * 1e-6, (double)place->most_ns * 1e-6,
