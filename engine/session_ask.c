@@ -12,8 +12,8 @@
 enum {
     BATCH_MAX = 32,    /* questions of one batch */
     ROWS_BESIDE = 128, /* rows of one where others step between two, unless one question has more */
-    /* And layers of it at a time, or more where nobody does: over 131,072 tokens attention of chunks
-     * takes a sixth of a step for each layer, that of a few single rows a fortieth. */
+    /* And layers of it at a time, or more where nobody does: over 131,072 tokens attention of
+     * chunks takes a sixth of a step for each layer, that of a few single rows a fortieth. */
     LAYERS_BESIDE = 1,
     LAYERS_OF_SINGLES = 4
 };
