@@ -305,12 +305,15 @@ gpu-demo:
 	@tools/setup.sh --packages
 	@$(MAKE_ALL) all $B/tests/nine
 	@mkdir -p '$(GPU_DEMO_OUT)' && rm -f '$(GPU_DEMO_OUT)'/nine_*.json '$(GPU_DEMO_OUT)'/nine_*.png
-	@$B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB --threads $(shell nproc) \
-	    --tokens $(or $(DEMO_TOKENS),131072) --users $(or $(DEMO_USERS),9) \
-	    --sessions $(or $(DEMO_SESSIONS),10) --seconds $(or $(DEMO_SECONDS),300) \
+	@{ $B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB \
+	    --threads $(shell nproc) --tokens $(or $(DEMO_TOKENS),131072) \
+	    --users $(or $(DEMO_USERS),9) --sessions $(or $(DEMO_SESSIONS),10) \
+	    --seconds $(or $(DEMO_SECONDS),300) --fit-tokens 2048 \
 	    $(if $(DEMO_RECIPES),--recipes '$(DEMO_RECIPES)') \
 	    $(if $(DEMO_STORE),--store '$(DEMO_STORE)') --out '$(GPU_DEMO_OUT)' \
-	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
+	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)" || \
+	    touch '$(GPU_DEMO_OUT)/failed'; } | tee '$(GPU_DEMO_OUT)/nine_table.txt'; \
+	    ! rm '$(GPU_DEMO_OUT)/failed' 2>/dev/null
 	@python3 tools/plot_users.py $$(ls '$(GPU_DEMO_OUT)'/nine_*.json | grep -v overview) || \
 	    echo 'gpu-demo: no pictures; the JSON files are whole'
 

@@ -10,6 +10,7 @@
  */
 #include "tests/support_nine_curve.h"
 #include "tests/support_nine_save.h"
+#include "tests/support_nine_wake.h"
 #include "tests/testing.h"
 
 #include <stdio.h>
@@ -257,6 +258,29 @@ static void more_sessions_than_are_awake_live(void **state) {
     nine_close(&nine);
 }
 
+/* --- what wakes are measured against */
+
+static void a_prefill_is_added_up_along_straight_lines(void **state) {
+    (void)state;
+    const struct nine_prefill prefill = {.depths = {128, 384, 640, 896, 1152},
+                                         .chunk_ms = {1, 2, 4, 4, 3}};
+    const struct {
+        uint64_t depth;
+        double ms;
+    } at[] = {{128, 1}, {256, 1.5}, {384, 2}, {512, 3}, {800, 4}, {1152, 3}, {0, 0.5}, {1280, 2.5}};
+    struct nine_wakes wakes = {
+        .kinds = {[NINE_EAGER] = {{3, 4, 1, 0}, {1, 9, 2, 0}, {2, 8, 3, 0}}}};
+
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++)
+        if (nine_prefill_chunk_ms(&prefill, at[i].depth) != at[i].ms)
+            fail_msg("at %llu: %f", (unsigned long long)at[i].depth,
+                     nine_prefill_chunk_ms(&prefill, at[i].depth));
+    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 0)->door_bytes, 3);
+    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 1)->door_bytes, 3);
+    wakes.kinds[NINE_EAGER][0].first_ns = 100;
+    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 1)->door_bytes, 2);
+}
+
 /* --- programs */
 
 static int run(const char *command) {
@@ -308,8 +332,9 @@ static void the_whole_program_runs(void **state) {
     snprintf(command, sizeof command,
              "%s/nine --quick --out %s --commit test >%s/text && "
              "test -s %s/nine_overview.json && test -s %s/nine_v3-quarters.json && "
-             "! grep -q WRONG %s/text",
-             self, dir, dir, dir, dir, dir);
+             "! grep -q WRONG %s/text && grep -q 'memory awake after' %s/text && "
+             "grep -q 'wake from memory over a pinned copy' %s/nine_overview.json",
+             self, dir, dir, dir, dir, dir, dir, dir);
     assert_int_equal(run(command), 0);
     /* Where users are lowered, and sleep and wake like that. */
     snprintf(command, sizeof command,
@@ -344,4 +369,6 @@ TESTING_MAIN(cmocka_unit_test(the_goals_of_users_follow_from_arithmetic),
              cmocka_unit_test(a_thief_is_counted_and_so_is_what_is_invented),
              cmocka_unit_test(a_wake_is_proven_by_every_part_of_its_receipt),
              cmocka_unit_test(more_sessions_than_are_awake_live),
-             cmocka_unit_test(saves_write_what_is_new), cmocka_unit_test(the_whole_program_runs))
+             cmocka_unit_test(saves_write_what_is_new),
+             cmocka_unit_test(a_prefill_is_added_up_along_straight_lines),
+             cmocka_unit_test(the_whole_program_runs))
