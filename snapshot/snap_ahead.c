@@ -204,7 +204,9 @@ void snap_ahead_add(struct snap_ahead *ahead, struct snap_item *item) {
     for (uint32_t i = 0; i < item->job_count; i++)
         if (item->block != NULL || snap_parts_has_page(&item->ticket->frozen, i))
             enlist(ahead, &item->jobs[i]);
-    pthread_cond_broadcast(&ahead->work);
+    /* Whoever is woken without a place only goes to sleep again. */
+    if (free_slot(ahead) != NULL)
+        pthread_cond_broadcast(&ahead->work);
     pthread_mutex_unlock(&ahead->lock);
 }
 

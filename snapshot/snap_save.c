@@ -84,7 +84,7 @@ static void describe(struct snapshot_ticket *ticket, const struct session_info *
     receipt->numerics = image->model.numerics;
     receipt_history(receipt, image->policies, image->policy_count);
     receipt->tokens = image->n;
-    receipt->tokens_reused = (uint64_t)ticket->before.block_count * LAYOUT_BLOCK_TOKENS;
+    receipt->tokens_reused = (uint64_t)ticket->found_blocks * LAYOUT_BLOCK_TOKENS;
     receipt->slots = info->slots;
     receipt->fingerprint = RECEIPT_NOT_ASKED;
     for (uint32_t b = 0; b < image->block_count; b++)
@@ -226,6 +226,9 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     ticket->operation = options->asleep ? RECEIPT_SLEEP : RECEIPT_SAVE;
     ticket->begun_ns = begun;
     ticket->receipt.stage_ns[RECEIPT_PLAN] = now(snapshot) - begun;
+    ticket->found_blocks = transfer_durable(session)->block_count;
+    /* What is sealed already stays as it is: it is written while the session is asked. */
+    snap_spill_requeue(snapshot, line, session);
     KV_TRY(freeze_still(snapshot, session, line, ticket, &asked_ns, diag));
     ticket->receipt.blocked_ns = now(snapshot) - begun - asked_ns;
     snap_spill_requeue(snapshot, line, session);

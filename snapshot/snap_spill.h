@@ -25,6 +25,7 @@ struct snapshot_ticket {
     struct snapshot *owner;
     struct transfer_frozen frozen;
     struct transfer_durable before, after;
+    uint32_t found_blocks; /* durable when the save began */
     struct snapshot_options options;
     char tag[RECORD_TAG_BYTES_MAX + 1];
     enum receipt_operation operation;

@@ -306,6 +306,7 @@ static void saves_write_what_is_new(void **state) {
     nine_save_tell(&saves);
     assert_int_equal(saves.others, 1);
     assert_int_equal(saves.full.blocks, layout_sealed_blocks(saves.full.tokens));
+    assert_int_equal(saves.full.tokens_reused, 0);
     assert_true(saves.plain.bytes >= saves.full.door_bytes && saves.quiet.count > 0);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
