@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <unistd.h>
 
-enum { HELPERS_USUAL = 10 };
+enum { HELPERS_USUAL = 14, OTHERS = 2 };
 
 /* Ready or in work: enough that helpers need not stop while a batch is synced. */
 enum { SLOTS_MAX = SNAP_AHEAD_HELPERS_MAX + SNAP_AHEAD_MORE };
@@ -117,9 +117,9 @@ static void *helper_main(void *argument) {
 
 uint32_t snapshot_helpers_usual(void) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (cores <= 2)
+    if (cores <= OTHERS)
         return 0; /* zip would take turns with whoever computes */
-    return cores > HELPERS_USUAL ? HELPERS_USUAL : (uint32_t)cores - 1;
+    return cores > HELPERS_USUAL + OTHERS ? HELPERS_USUAL : (uint32_t)cores - OTHERS;
 }
 
 static int start(struct snap_ahead *ahead, struct helper *helper) {
