@@ -1,11 +1,12 @@
 /* tests/test_ask.c - a question in pieces of a layer, between which others step.
  *
  * Responsible for: the bits of every row of a question that others step in the midst of; that they
- * do, behind every layer; that rows are looked at while others may step.
+ * do, behind every layer; that rows are looked at, and pages packed, while others may step.
  * Not responsible for: what is asked (test_probe.c, test_cli_needle.c), who steps (test_beside.c).
  *
- * Fails with BREAK_ASK_BREATHE (nobody steps before the last piece) and BREAK_FORWARD_KEPT (a piece
- * goes on from what somebody else's step has left).
+ * Fails with BREAK_ASK_BREATHE (nobody steps before the last piece), BREAK_FORWARD_KEPT (a piece
+ * goes on from what somebody else's step has left) and BREAK_FREEZE_AWAY (pages are packed by who
+ * holds the engine).
  */
 #include "engine/engine_inner.h"
 #include "tests/support_engine.h"
@@ -22,7 +23,7 @@ struct scene {
     struct session *talking;
     int others; /* step whenever they may */
     int away;
-    uint32_t breaths, small, tokens;
+    uint32_t breaths, small, tokens, times_away;
 };
 
 static int on_breathe(void *context, int small) {
@@ -45,7 +46,10 @@ static int on_breathe(void *context, int small) {
 }
 
 static void on_away(void *context) {
-    ((struct scene *)context)->away++;
+    struct scene *scene = context;
+
+    scene->away++;
+    scene->times_away++;
 }
 
 static void on_back(void *context) {
@@ -85,6 +89,26 @@ static void ask_all(struct session *session, const struct scene *scene, struct h
     heard->vocab = model.vocab_count;
     if (session_ask_all(session, asks, ASKS, on_row, heard, &diag) != KV_OK)
         fail_msg("%s", diag.text);
+}
+
+static int want_all(void *context, uint64_t first, uint32_t tokens) {
+    (void)context, (void)first, (void)tokens;
+    return 1;
+}
+
+/* A session that is held still is packed page by page while others may step. */
+static void freeze(struct scene *scene, struct session *asked) {
+    struct transfer_frozen frozen;
+    struct kv_diag diag = {""};
+
+    scene->times_away = 0;
+    session_ask_begin(asked);
+    assert_int_equal(transfer_freeze(asked, want_all, NULL, &frozen, &diag), KV_OK);
+    session_ask_end(asked);
+    assert_true(frozen.page_count > 1 && frozen.sinks.tokens > 0);
+    assert_int_equal(scene->times_away, frozen.page_count + 1);
+    assert_int_equal(scene->away, 0);
+    transfer_frozen_release(scene->engine, &frozen);
 }
 
 static void others_step_within_a_question(void **state) {
@@ -131,6 +155,7 @@ static void others_step_within_a_question(void **state) {
     scene.others = 0;
     assert_int_equal(session_fingerprint(asked, 0, &print, &diag), KV_OK);
     assert_memory_equal(&prints[0], &print, sizeof print);
+    freeze(&scene, asked);
     assert_true(alone.count == 1 + ROWS - 3 + ROWS + 1);
     engine_close(scene.engine);
 }
