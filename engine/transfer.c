@@ -76,6 +76,10 @@ void *transfer_host_get(struct engine *engine, uint64_t bytes) {
     return device_host_get(engine->device, bytes);
 }
 
+void *transfer_host_keep(struct engine *engine, uint64_t bytes) {
+    return device_host_keep(engine->device, bytes);
+}
+
 void transfer_host_put(struct engine *engine, void *memory) {
     device_host_put(engine->device, memory);
 }

@@ -30,7 +30,7 @@ struct transfer_part {
     uint64_t size; /* of all pieces */
     int staged;    /* 1: memory of the processor, moved to the device when the load is published */
 };
-enum { TRANSFER_PARTS_MAX = 16 };
+enum { TRANSFER_PARTS_MAX = 64 };
 int transfer_mapped(const struct engine *engine);
 /* The part's bytes in one piece of `part->size`, from and to memory of the processor; DEVICE. */
 enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part *part,
@@ -48,6 +48,8 @@ enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *
                              uint32_t count, struct kv_digest *digests_out);
 /* Memory of the processor that parts are read to and written from fastest, 4 KiB aligned; NULL. */
 void *transfer_host_get(struct engine *engine, uint64_t bytes);
+/* The same for very many that stay long; NULL: ordinary memory serves as well, or none is left. */
+void *transfer_host_keep(struct engine *engine, uint64_t bytes);
 void transfer_host_put(struct engine *engine, void *memory); /* NULL is allowed */
 
 /* Blocks. A block handed to hooks.block_sealed is held until durable or failed is said. */

@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const enum layout_stream needed_first[] = {LAYOUT_META, LAYOUT_KH,  LAYOUT_KM,  LAYOUT_VB,
@@ -100,6 +101,16 @@ static int make_room(const struct rest_plan *plan, struct transfer_load *load,
     return fetch->items != NULL && fetch->pieces != NULL;
 }
 
+/* Everything on the list is wanted before the session answers, so it comes in the order in which it
+ * lies on the disk. */
+static int by_place(const void *left, const void *right) {
+    const struct store_extent *a = ((const struct rest_fetch_item *)left)->extent;
+    const struct store_extent *b = ((const struct rest_fetch_item *)right)->extent;
+    if (a->segment != b->segment)
+        return a->segment < b->segment ? -1 : 1;
+    return a->off < b->off ? -1 : a->off > b->off;
+}
+
 enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
                             struct rest_fetch *fetch_out, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
@@ -112,6 +123,7 @@ enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *
     KV_TRY(add_pages(plan, load, fetch_out, diag));
     KV_TRY(add_streams(plan, load, refinement, sizeof refinement / sizeof refinement[0], fetch_out,
                        diag));
+    qsort(fetch_out->items, fetch_out->count, sizeof *fetch_out->items, by_place);
 done:
     return err;
 }

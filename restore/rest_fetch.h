@@ -1,10 +1,10 @@
-/* restore/rest_fetch.h - the list of reads that fills a shadow, by priority.
+/* restore/rest_fetch.h - the list of reads that fills a shadow, as they lie on the disk.
  *
  * Responsible for: which extent goes where, and in which order.
  * Not responsible for: running the reads or digests (rest_load.c).
  *
- * First what the ladder's floor needs (META, KH, KM, VB or BF16 of every block, then sinks and
- * window pages), then the refinement planes VR1, VR2, KL, VX.
+ * Where a session is to answer at the ladder's floor at first, the shadow has no place for more
+ * yet (transfer_load_begin): then the list is that much shorter.
  *
  * Threads: one owner.
  * Units: bytes.

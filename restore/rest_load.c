@@ -10,17 +10,18 @@
 #include "restore/rest_fetch.h"
 
 #include "store/base/bytes.h"
+#include "store/store_ram.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Between rounds a wake can be cancelled; a round is long enough to keep the disk busy. */
-static const uint64_t round_bytes_max = (uint64_t)64 << 20;
+/* Where bytes land on the way to their places: what a disk gives in a tenth of a second, so that
+ * some is read while other goes on. */
+static const uint64_t ring_bytes_max = (uint64_t)128 << 20;
 
-/* Digests asked for at once. Where bytes land on the way to their places there is room for two
- * rounds: one is read while the other goes on. */
-enum { DIGEST_EACH = TRANSFER_PARTS_MAX, STAGES = 2, STAGE_ALIGN_BYTES = 4096 };
+/* Digests asked for at once. */
+enum { DIGEST_EACH = TRANSFER_PARTS_MAX, RING_ALIGN_BYTES = 4096 };
 
 enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
                             const struct kv_digest *found, struct kv_diag *diag) {
@@ -45,37 +46,43 @@ static void add_remedy(enum layout_stream stream, struct kv_diag *diag) {
                  : "; `coldplane scrub` names the older snapshots that do not need it");
 }
 
+/* What becomes of an item of the list. */
+struct going {
+    uint64_t at;        /* in the ring, if it were endless */
+    const void *landed; /* memory of the processor that its place is copied from; NULL: none */
+    struct store_ram_loan loan;
+    uint8_t here, over; /* over: its place is right, or will never be */
+};
+
 struct loading {
     const struct rest_load_args *args;
     struct rest_fetch fetch;
-    struct store_read *reads; /* one for each item */
+    struct going *going; /* one for each item */
+    struct store_read *reads;
+    size_t *of_read; /* items */
+    size_t read_count;
     pthread_mutex_t lock;
     pthread_cond_t landed;
     size_t *queue; /* items that have landed, in that order */
     size_t queue_first, queue_end;
-    size_t digested; /* items of the queue that are done with */
+    size_t low; /* items before it are all over */
     int closed;
-    int mapped;      /* places are memory of the processor */
-    uint8_t *stages; /* [STAGES][stage_bytes], else */
-    uint64_t stage_bytes;
-    size_t stage_ends[STAGES]; /* of the queue, when the stage's last round was over */
-    uint32_t round;
+    int mapped;    /* places are memory of the processor */
+    uint8_t *ring; /* else */
+    uint64_t ring_bytes;
     /* Of the digest thread; read by the caller after the join. */
     uint64_t copy_ns, digest_ns;
     uint32_t checked, failed;
     enum kv_err err;
     struct kv_diag diag;
     /* Of the reading thread. */
-    size_t round_first;
-    uint64_t bytes_done;
-    int cancelled;
+    uint64_t bytes_done, loan_bytes;
+    int cancelled, stopped;
 };
 
 /* Some of those that have landed, the oldest first; 0 when there will be no more. */
 static size_t next_landed(struct loading *loading, size_t *first_out) {
     pthread_mutex_lock(&loading->lock);
-    loading->digested = loading->queue_first;
-    pthread_cond_broadcast(&loading->landed);
     while (loading->queue_first == loading->queue_end && !loading->closed)
         pthread_cond_wait(&loading->landed, &loading->lock);
     size_t count = loading->queue_end - loading->queue_first;
@@ -84,6 +91,19 @@ static size_t next_landed(struct loading *loading, size_t *first_out) {
     loading->queue_first += count;
     pthread_mutex_unlock(&loading->lock);
     return count;
+}
+
+/* Items have come to their end: what they took of the ring is free again. */
+static void end_items(struct loading *loading, const size_t *items, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        store_ram_return(loading->args->source->store, &loading->going[items[i]].loan);
+    pthread_mutex_lock(&loading->lock);
+    for (size_t i = 0; i < count; i++)
+        loading->going[items[i]].over = 1;
+    while (loading->low < loading->fetch.count && loading->going[loading->low].over)
+        loading->low++;
+    pthread_cond_broadcast(&loading->landed);
+    pthread_mutex_unlock(&loading->lock);
 }
 
 static void note(struct loading *loading, enum kv_err err, enum layout_stream stream,
@@ -107,10 +127,10 @@ static enum kv_err place_and_digest(struct loading *loading, const size_t *items
     for (size_t i = 0; i < count; i++) {
         const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
         places[i] = item->place;
-        if (!rest_fetch_is_far(item, loading->mapped))
+        if (loading->going[items[i]].landed == NULL)
             continue;
         far[far_count] = item->place;
-        landed[far_count++] = item->pieces[0].iov_base;
+        landed[far_count++] = loading->going[items[i]].landed;
     }
     uint64_t begun = kv_clock_now_ns(loading->args->source->clock);
     enum kv_err err = transfer_parts_write(engine, far, landed, far_count);
@@ -122,6 +142,18 @@ static enum kv_err place_and_digest(struct loading *loading, const size_t *items
     return err;
 }
 
+/* Where the processor can look at an item's bytes. */
+static struct transfer_part landed_part(const struct loading *loading, size_t index) {
+    const struct rest_fetch_item *item = &loading->fetch.items[index];
+    const void *landed = loading->going[index].landed;
+    if (landed == NULL)
+        return rest_fetch_part(item);
+    return (struct transfer_part){.stream = item->stream,
+                                  .piece_count = 1,
+                                  .pieces = {{(void *)(uintptr_t)landed, item->place.size}},
+                                  .size = item->place.size};
+}
+
 static void *digest_main(void *context) {
     struct loading *loading = context;
     size_t first, count;
@@ -131,7 +163,7 @@ static void *digest_main(void *context) {
         enum kv_err placed = place_and_digest(loading, items, count, found);
         for (size_t i = 0; i < count; i++) {
             const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
-            struct transfer_part landed = rest_fetch_part(item);
+            struct transfer_part landed = landed_part(loading, items[i]);
             struct kv_diag diag = {""};
             enum kv_err err = placed;
             if (err != KV_OK)
@@ -147,25 +179,62 @@ static void *digest_main(void *context) {
             if (err != KV_OK)
                 note(loading, err, item->stream, &diag);
         }
+        end_items(loading, items, count);
     }
     return NULL;
 }
 
-static void read_done(void *context, size_t read_index) {
-    struct loading *loading = context;
+static void tell_progress(struct loading *loading, size_t index) {
     const struct restore_options *options = loading->args->options;
-    size_t index = loading->round_first + read_index;
     loading->bytes_done += loading->fetch.items[index].extent->raw_bytes;
-    if (loading->reads[index].result == KV_OK) {
-        pthread_mutex_lock(&loading->lock);
-        loading->queue[loading->queue_end++] = index;
-        pthread_cond_broadcast(&loading->landed);
-        pthread_mutex_unlock(&loading->lock);
-    }
     if (options->progress != NULL && !loading->cancelled &&
         options->progress(options->progress_context, loading->bytes_done,
                           loading->fetch.raw_bytes) == 0)
         loading->cancelled = 1;
+}
+
+static void put_landed(struct loading *loading, size_t index) {
+    loading->going[index].here = 1;
+    pthread_mutex_lock(&loading->lock);
+    loading->queue[loading->queue_end++] = index;
+    pthread_cond_broadcast(&loading->landed);
+    pthread_mutex_unlock(&loading->lock);
+}
+
+static void read_done(void *context, size_t read_index) {
+    struct loading *loading = context;
+    size_t index = loading->of_read[read_index];
+    if (loading->reads[read_index].result == KV_OK) {
+        put_landed(loading, index);
+    } else {
+        loading->stopped = 1;
+        end_items(loading, &index, 1);
+    }
+    tell_progress(loading, index);
+}
+
+/* Also when it does not lie there: nothing that comes later may pass it. */
+static uint64_t ring_end(const struct loading *loading, size_t index) {
+    const struct going *going = &loading->going[index];
+    return going->at + (going->landed != NULL ? loading->fetch.items[index].place.size : 0);
+}
+
+/* 1 when the ring has room for an item, or it needs none. After a failed read, or when cancelled,
+ * nothing more is begun. */
+static int may_begin(void *context, size_t read_index, int wait) {
+    struct loading *loading = context;
+    size_t index = loading->of_read[read_index];
+    if (loading->stopped || loading->cancelled)
+        return 0;
+    pthread_mutex_lock(&loading->lock);
+    int fits;
+    while (!(fits = loading->low >= index ||
+                    ring_end(loading, index) <=
+                        loading->going[loading->low].at + loading->ring_bytes) &&
+           wait)
+        pthread_cond_wait(&loading->landed, &loading->lock);
+    pthread_mutex_unlock(&loading->lock);
+    return fits;
 }
 
 void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats) {
@@ -187,88 +256,104 @@ void rest_load_stats(struct receipt *receipt, const struct store_read_stats *sta
     receipt->door[length] = 0;
 }
 
-static size_t round_end(const struct loading *loading, size_t first) {
-    uint64_t bytes = 0;
-    size_t end = first;
-    while (end < loading->fetch.count && (end == first || bytes < round_bytes_max))
-        bytes += loading->fetch.items[end++].extent->raw_bytes;
-    return end;
-}
-
 /* A frame that cannot be unzipped fails in the read already: the diag is of the first in order. */
-static void remedy_of_round(const struct loading *loading, size_t first, size_t end,
-                            struct kv_diag *diag) {
-    size_t i = first;
-    while (i < end && loading->reads[i].result == KV_OK)
+static void add_read_remedy(const struct loading *loading, struct kv_diag *diag) {
+    size_t i = 0;
+    while (i < loading->read_count && loading->reads[i].result == KV_OK)
         i++;
-    if (i < end && diag != NULL)
-        add_remedy(loading->fetch.items[i].stream, diag);
+    if (i < loading->read_count && diag != NULL)
+        add_remedy(loading->fetch.items[loading->of_read[i]].stream, diag);
 }
 
-/* Lands the far items of a round in its stage, once that is free; returns the bytes they take. */
-static uint64_t use_stage(struct loading *loading, size_t first, size_t end) {
-    uint8_t *stage = loading->stages;
-    uint64_t used = 0;
-    if (stage != NULL)
-        stage += loading->round % STAGES * loading->stage_bytes;
-    for (size_t i = first; i < end; i++) {
-        struct rest_fetch_item *item = &loading->fetch.items[i];
-        if (!rest_fetch_is_far(item, loading->mapped))
-            continue;
-        if (loading->stages != NULL) {
-            item->pieces[0] = (struct iovec){stage + used, item->place.size};
-            item->piece_count = loading->reads[i].piece_count = 1;
+/* What is far and kept in memory is copied to the device from where it lies. */
+static void lend(struct loading *loading) {
+    struct store *store = loading->args->source->store;
+    for (size_t i = 0; i < loading->fetch.count && loading->args->plan->ram; i++) {
+        const struct rest_fetch_item *item = &loading->fetch.items[i];
+        if (rest_fetch_is_far(item, loading->mapped) &&
+            store_ram_borrow(store, item->extent, &loading->going[i].loan)) {
+            loading->going[i].landed = loading->going[i].loan.bytes;
+            loading->loan_bytes += item->extent->raw_bytes;
         }
-        used += kv_round_up(item->place.size, STAGE_ALIGN_BYTES);
     }
-    pthread_mutex_lock(&loading->lock);
-    while (loading->digested < loading->stage_ends[loading->round % STAGES])
-        pthread_cond_wait(&loading->landed, &loading->lock);
-    pthread_mutex_unlock(&loading->lock);
-    return used;
 }
 
-static enum kv_err make_stages(struct loading *loading, struct kv_diag *diag) {
-    for (size_t first = 0, end; first < loading->fetch.count; first = end) {
-        end = round_end(loading, first);
-        uint64_t used = use_stage(loading, first, end);
-        loading->stage_bytes = used > loading->stage_bytes ? used : loading->stage_bytes;
+/* The ring, and where in it every far item lands that is not lent. */
+static enum kv_err make_ring(struct loading *loading, struct kv_diag *diag) {
+    uint64_t most = 0, sum = 0, at = 0;
+    for (size_t i = 0; i < loading->fetch.count; i++) {
+        const struct rest_fetch_item *item = &loading->fetch.items[i];
+        if (!rest_fetch_is_far(item, loading->mapped) || loading->going[i].landed != NULL)
+            continue;
+        uint64_t bytes = kv_round_up(item->place.size, RING_ALIGN_BYTES);
+        most = bytes > most ? bytes : most;
+        sum += bytes;
     }
-    if (loading->stage_bytes == 0)
+    loading->ring_bytes = sum < ring_bytes_max    ? sum
+                          : most > ring_bytes_max ? most
+                                                  : ring_bytes_max;
+    if (sum == 0)
         return KV_OK;
-    loading->stages =
-        transfer_host_get(loading->args->source->engine, STAGES * loading->stage_bytes);
-    return loading->stages != NULL
-               ? KV_OK
-               : kv_diag_set(diag, KV_ERR_NOMEM, "no memory to read %llu bytes at a time",
-                             (unsigned long long)loading->stage_bytes);
+    loading->ring = transfer_host_get(loading->args->source->engine, loading->ring_bytes);
+    if (loading->ring == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to read %llu bytes at a time",
+                           (unsigned long long)loading->ring_bytes);
+    for (size_t i = 0; i < loading->fetch.count; i++) {
+        struct rest_fetch_item *item = &loading->fetch.items[i];
+        uint64_t bytes = kv_round_up(item->place.size, RING_ALIGN_BYTES);
+        loading->going[i].at = at;
+        if (!rest_fetch_is_far(item, loading->mapped) || loading->going[i].landed != NULL)
+            continue;
+        if (at % loading->ring_bytes + bytes > loading->ring_bytes)
+            at = kv_round_up(at, loading->ring_bytes);
+        loading->going[i].at = at;
+        loading->going[i].landed = loading->ring + at % loading->ring_bytes;
+        item->pieces[0] =
+            (struct iovec){loading->ring + at % loading->ring_bytes, item->place.size};
+        item->piece_count = 1;
+        at += bytes;
+    }
+    return KV_OK;
+}
+
+static void list_reads(struct loading *loading) {
+    for (size_t i = 0; i < loading->fetch.count; i++) {
+        const struct rest_fetch_item *item = &loading->fetch.items[i];
+        if (loading->going[i].loan.bytes != NULL)
+            continue;
+        loading->of_read[loading->read_count] = i;
+        loading->reads[loading->read_count++] =
+            (struct store_read){.extent = item->extent,
+                                .pieces = item->pieces,
+                                .piece_count = item->piece_count,
+                                .verify = 0,
+                                .label = item->label};
+    }
 }
 
 static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
-    enum kv_err err = KV_OK;
-    for (size_t first = 0; first < loading->fetch.count && err == KV_OK;) {
-        size_t end = round_end(loading, first);
-        const struct store_read_args args = {.reads = loading->reads + first,
-                                             .count = end - first,
-                                             .done = read_done,
-                                             .context = loading,
-                                             .ram = loading->args->plan->ram,
-                                             .helper = 1};
-        struct store_read_stats stats = {0};
-        loading->round_first = first;
-        (void)use_stage(loading, first, end);
-        err = store_read(loading->args->source->store, &args, &stats, diag);
-        if (err == KV_ERR_CORRUPT)
-            remedy_of_round(loading, first, end, diag);
-        rest_load_stats(loading->args->receipt, &stats);
-        pthread_mutex_lock(&loading->lock);
-        loading->stage_ends[loading->round++ % STAGES] = loading->queue_end;
-        pthread_mutex_unlock(&loading->lock);
-        first = end;
-        if (err == KV_OK && loading->cancelled)
-            err = kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
+    const struct store_read_args args = {.reads = loading->reads,
+                                         .count = loading->read_count,
+                                         .done = read_done,
+                                         .room = may_begin,
+                                         .context = loading,
+                                         .ram = loading->args->plan->ram,
+                                         .helper = 1};
+    struct store_read_stats stats = {0};
+    for (size_t i = 0; i < loading->fetch.count; i++) {
+        if (loading->going[i].loan.bytes == NULL)
+            continue;
+        put_landed(loading, i);
+        tell_progress(loading, i);
     }
-    return err;
+    enum kv_err err = store_read(loading->args->source->store, &args, &stats, diag);
+    if (err == KV_ERR_CORRUPT)
+        add_read_remedy(loading, diag);
+    stats.ram_bytes += loading->loan_bytes;
+    rest_load_stats(loading->args->receipt, &stats);
+    return loading->cancelled && (err == KV_OK || err == KV_ERR_CANCELLED)
+               ? kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading")
+               : err;
 }
 
 static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
@@ -276,28 +361,28 @@ static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
     enum kv_err err = rest_fetch_list(args->plan, args->load, &loading->fetch, diag);
     if (err != KV_OK)
         return err;
+    const struct kv_alloc *alloc = args->source->alloc;
     size_t count = loading->fetch.count;
-    loading->reads = kv_alloc_zeroed(args->source->alloc, count, sizeof *loading->reads);
-    loading->queue = kv_alloc_zeroed(args->source->alloc, count, sizeof *loading->queue);
-    if (loading->reads == NULL || loading->queue == NULL)
+    loading->going = kv_alloc_zeroed(alloc, count, sizeof *loading->going);
+    loading->reads = kv_alloc_zeroed(alloc, count, sizeof *loading->reads);
+    loading->of_read = kv_alloc_zeroed(alloc, count, sizeof *loading->of_read);
+    loading->queue = kv_alloc_zeroed(alloc, count, sizeof *loading->queue);
+    if (loading->going == NULL || loading->reads == NULL || loading->of_read == NULL ||
+        loading->queue == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu reads", count);
-    for (size_t i = 0; i < count; i++) {
-        const struct rest_fetch_item *item = &loading->fetch.items[i];
-        loading->reads[i] = (struct store_read){.extent = item->extent,
-                                                .pieces = item->pieces,
-                                                .piece_count = item->piece_count,
-                                                .verify = 0,
-                                                .label = item->label};
-    }
     loading->mapped = transfer_mapped(args->source->engine);
-    return make_stages(loading, diag);
+    lend(loading);
+    err = make_ring(loading, diag);
+    if (err == KV_OK)
+        list_reads(loading);
+    return err;
 }
 
 static void count_streams(const struct loading *loading) {
     struct receipt *receipt = loading->args->receipt;
     for (size_t i = 0; i < loading->fetch.count; i++) {
         const struct rest_fetch_item *item = &loading->fetch.items[i];
-        if (loading->reads[i].result != KV_OK)
+        if (!loading->going[i].here)
             continue;
         receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
         receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
@@ -327,7 +412,7 @@ static enum kv_err read_and_digest(struct loading *loading, int *in_doubt_out,
     pthread_join(thread, NULL);
     engine_back(loading->args->source->engine);
     count_streams(loading);
-    for (size_t i = 0; i < loading->fetch.count; i++)
+    for (size_t i = 0; i < loading->read_count; i++)
         *in_doubt_out |= loading->reads[i].in_doubt;
     if (err == KV_OK && loading->err != KV_OK)
         err = kv_diag_set(diag, loading->err, "%s", loading->diag.text);
@@ -348,9 +433,13 @@ enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
                           loading.fetch.count);
     pthread_cond_destroy(&loading.landed);
     pthread_mutex_destroy(&loading.lock);
+    for (size_t i = 0; i < loading.fetch.count && loading.going != NULL; i++)
+        store_ram_return(args->source->store, &loading.going[i].loan);
     if (*in_doubt_out == 0)
-        transfer_host_put(args->source->engine, loading.stages);
+        transfer_host_put(args->source->engine, loading.ring);
+    kv_alloc_release(args->source->alloc, loading.going);
     kv_alloc_release(args->source->alloc, loading.reads);
+    kv_alloc_release(args->source->alloc, loading.of_read);
     kv_alloc_release(args->source->alloc, loading.queue);
     rest_fetch_release(&loading.fetch);
     return err;

@@ -12,6 +12,20 @@
 
 #include <string.h>
 
+static void *lie_get(void *engine, uint64_t bytes) {
+    return transfer_host_keep(engine, bytes);
+}
+
+static void lie_put(void *engine, void *at) {
+    transfer_host_put(engine, at);
+}
+
+void restore_lie(struct store *store, struct engine *engine) {
+    const struct store_ram_memory memory = {lie_get, lie_put, engine};
+    if (!transfer_mapped(engine))
+        store_ram_lie(store, &memory);
+}
+
 /* All that a wake reads, and the number that stands for it. */
 struct rest_ram {
     const struct restore_source *source;

@@ -79,6 +79,9 @@ void restore_refine_close(struct restore_refine *refine);
  * `reason` say the first that could not be read, and the session is whole at a coarser tier. */
 int restore_refined(const struct restore_source *source, struct receipt *receipt_out);
 
+/* Lets the RAM tier lie where the engine's device copies from fastest, if that is not everywhere.
+ * Once, before anything is kept; the engine is closed behind the store then. */
+void restore_lie(struct store *store, struct engine *engine);
 /* The RAM tier (store/store_ram.h), under the number of the session's lineage; nothing is done
  * where it keeps nothing. `session` is saved as it is and about to leave the device: what a wake
  * would read stays in memory, all of it or, where it is more than the budget, nothing. */

@@ -29,6 +29,7 @@ static void reader_drop(struct store *store, struct reader *reader, uint64_t tim
     reader_close_files(store, reader);
     for (uint32_t i = 0; i < READER_CODECS_MAX; i++)
         codec_drop(reader->codecs[i]);
+    kv_alloc_release(store->options.alloc, reader->packed);
     kv_alloc_release(store->options.alloc, reader->staging);
     kv_alloc_release(store->options.alloc, reader);
 }
@@ -109,6 +110,52 @@ enum kv_err reader_codecs(struct store *store, struct reader *reader, uint32_t c
             err = codec_prepare(reader->codecs[i], shuffled, apart);
     }
     return err;
+}
+
+enum kv_err reader_packed(struct store *store, struct reader *reader, size_t bytes) {
+    const struct kv_alloc *alloc = store->options.alloc;
+    if (bytes <= reader->packed_bytes)
+        return KV_OK;
+    kv_alloc_release(alloc, reader->packed);
+    reader->packed = kv_alloc_aligned(alloc, bytes, STORE_PAGE_BYTES);
+    reader->packed_bytes = reader->packed != NULL ? bytes : 0;
+    return reader->packed != NULL ? KV_OK : KV_ERR_NOMEM;
+}
+
+static int packed_is_free(const struct reader *reader, size_t off, size_t bytes) {
+    if (bytes > reader->packed_bytes || off > reader->packed_bytes - bytes)
+        return 0;
+    for (uint32_t i = 0; i < READER_PACKED_MAX; i++)
+        if (reader->ranges[i].bytes != 0 && off < reader->ranges[i].off + reader->ranges[i].bytes &&
+            reader->ranges[i].off < off + bytes)
+            return 0;
+    return 1;
+}
+
+/* The first gap: there are few ranges, and each is as long as many pages. */
+uint8_t *reader_packed_get(struct reader *reader, size_t bytes) {
+    size_t best = SIZE_MAX;
+    uint32_t unused = READER_PACKED_MAX;
+    if (packed_is_free(reader, 0, bytes))
+        best = 0;
+    for (uint32_t i = 0; i < READER_PACKED_MAX; i++) {
+        size_t off = reader->ranges[i].off + reader->ranges[i].bytes;
+        if (reader->ranges[i].bytes == 0)
+            unused = i;
+        else if (off < best && packed_is_free(reader, off, bytes))
+            best = off;
+    }
+    if (best == SIZE_MAX || unused == READER_PACKED_MAX)
+        return NULL;
+    reader->ranges[unused].off = best;
+    reader->ranges[unused].bytes = bytes;
+    return reader->packed + best;
+}
+
+void reader_packed_put(struct reader *reader, const uint8_t *at) {
+    for (uint32_t i = 0; i < READER_PACKED_MAX && at != NULL; i++)
+        if (reader->ranges[i].bytes != 0 && at == reader->packed + reader->ranges[i].off)
+            reader->ranges[i].bytes = 0;
 }
 
 enum kv_err reader_file(struct store *store, struct reader *reader, uint32_t segment, int *file_out,

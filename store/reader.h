@@ -18,7 +18,8 @@
 enum {
     READER_STAGING_COUNT = 16,
     READER_STAGING_BYTES = 1 << 20,
-    READER_FILES_MAX = 128, /* segments open at once */
+    READER_FILES_MAX = 128,  /* segments open at once */
+    READER_PACKED_MAX = 128, /* compressed extents that are held at once */
     READER_CODECS_MAX = READ_HELP_THREADS_MAX + 1
 };
 
@@ -30,6 +31,12 @@ struct reader {
     uint32_t numbers[READER_FILES_MAX];
     int files[READER_FILES_MAX];
     uint32_t file_count;
+    /* Compressed extents lie here from their first read to their unzipping. */
+    uint8_t *packed;
+    size_t packed_bytes;
+    struct {
+        size_t off, bytes; /* bytes 0: unused */
+    } ranges[READER_PACKED_MAX];
     int direct;                              /* since it was taken */
     struct codec *codecs[READER_CODECS_MAX]; /* of the reading thread and of its helpers */
 };
@@ -43,6 +50,11 @@ void reader_give(struct store *store, struct reader *reader, int stalled);
  * to several places; see codec_prepare. NOMEM. */
 enum kv_err reader_codecs(struct store *store, struct reader *reader, uint32_t count,
                           size_t shuffled, size_t apart);
+/* Room for `bytes` of compressed extents; it only grows, while nothing is held. NOMEM. */
+enum kv_err reader_packed(struct store *store, struct reader *reader, size_t bytes);
+/* A multiple of a page from it; NULL: no gap is large enough. */
+uint8_t *reader_packed_get(struct reader *reader, size_t bytes);
+void reader_packed_put(struct reader *reader, const uint8_t *at); /* NULL is allowed */
 /* Looks up or opens a segment. */
 enum kv_err reader_file(struct store *store, struct reader *reader, uint32_t segment, int *file_out,
                         struct kv_diag *diag);

@@ -3,7 +3,8 @@
  * Responsible for: see store_ram.h.
  * Not responsible for: reading (store_read.c).
  *
- * Every extent is one piece of memory: its entry, then its bytes. It counts with the pages that it
+ * Every extent is one piece of memory: its entry, then its bytes; or its bytes lie where
+ * store_ram_memory says. It counts with the pages that it
  * may take of the allocator. Room is claimed under the lock before the memory is asked for, so that
  * no two threads can pass the budget together.
  */
@@ -29,7 +30,10 @@ struct kept {
     struct owner *owner;
     uint64_t id, raw_bytes;
     struct kv_digest digest;
-    uint8_t bytes[];
+    uint32_t lent;
+    uint8_t gone;   /* from the table, as soon as it is not lent any more it is freed */
+    uint8_t apart;  /* lies in store_ram_memory */
+    uint8_t *bytes; /* else behind this */
 };
 
 struct store_ram {
@@ -38,6 +42,7 @@ struct store_ram {
     size_t bucket_count;
     struct owner *owners;
     uint64_t clock;
+    struct store_ram_memory memory;
     struct store_ram_stats stats;
 };
 
@@ -134,18 +139,28 @@ static void drop_if_empty(struct store *store, struct owner *owner) {
 /* Its bytes are somebody's chat: they do not stay in memory that others get. */
 static void release(struct store *store, struct kept *kept) {
     explicit_bzero(kept->bytes, (size_t)kept->raw_bytes);
+    if (kept->apart)
+        store->ram->memory.put(store->ram->memory.context, kept->bytes);
     kv_alloc_release(store->options.alloc, kept);
+}
+
+static void forget_bytes(struct store *store, struct kept *kept) {
+    struct store_ram *ram = store->ram;
+    const struct store_extent extent = {.raw_bytes = kept->raw_bytes};
+    ram->stats.bytes -= cost_of(&extent);
+    ram->stats.apart_bytes -= kept->apart ? kept->raw_bytes : 0;
+    release(store, kept);
 }
 
 static void drop(struct store *store, struct kept *kept) {
     struct store_ram *ram = store->ram;
-    const struct store_extent extent = {.raw_bytes = kept->raw_bytes};
     struct owner *owner = kept->owner;
     *place_of(ram, kept->id) = kept->next;
     unlink_from_owner(kept);
-    ram->stats.bytes -= cost_of(&extent);
     ram->stats.extents--;
-    release(store, kept);
+    kept->gone = 1;
+    if (kept->lent == 0)
+        forget_bytes(store, kept);
     drop_if_empty(store, owner);
 }
 
@@ -208,6 +223,24 @@ static enum kv_err make_owner(struct store *store, uint64_t number, struct owner
 
 /* --- what is kept */
 
+static struct kept *make_kept(struct store *store, size_t size) {
+    const struct kv_alloc *alloc = store->options.alloc;
+    struct store_ram *ram = store->ram;
+    uint8_t *apart = ram->memory.get != NULL ? ram->memory.get(ram->memory.context, size) : NULL;
+    struct kept *kept =
+        kv_alloc_aligned(alloc, sizeof *kept + (apart == NULL ? size : 0), _Alignof(max_align_t));
+    if (kept == NULL) {
+        if (apart != NULL)
+            ram->memory.put(ram->memory.context, apart);
+        return NULL;
+    }
+    memset(kept, 0, sizeof *kept);
+    kept->raw_bytes = size;
+    kept->apart = apart != NULL;
+    kept->bytes = apart != NULL ? apart : (uint8_t *)(kept + 1);
+    return kept;
+}
+
 /* Memory for an extent that is not here, its room claimed; NULL with KV_OK: it is here, and the
  * owner's now. */
 static enum kv_err prepare(struct store *store, uint64_t number, const struct store_extent *extent,
@@ -229,8 +262,7 @@ static enum kv_err prepare(struct store *store, uint64_t number, const struct st
     pthread_mutex_unlock(&ram->lock);
     if (err != KV_OK || here != NULL)
         return err;
-    struct kept *kept = kv_alloc_aligned(
-        store->options.alloc, sizeof *kept + (size_t)extent->raw_bytes, _Alignof(max_align_t));
+    struct kept *kept = make_kept(store, (size_t)extent->raw_bytes);
     if (kept == NULL) {
         pthread_mutex_lock(&ram->lock);
         ram->stats.bytes -= cost_of(extent);
@@ -238,7 +270,6 @@ static enum kv_err prepare(struct store *store, uint64_t number, const struct st
         return KV_ERR_NOMEM;
     }
     kept->id = extent->id;
-    kept->raw_bytes = extent->raw_bytes;
     kept->digest = extent->digest;
     *kept_out = kept;
     return KV_OK;
@@ -260,6 +291,7 @@ static enum kv_err insert(struct store *store, uint64_t number, struct kept *kep
         *at = kept;
         link_to_owner(kept, owner);
         ram->stats.extents++;
+        ram->stats.apart_bytes += kept->apart ? kept->raw_bytes : 0;
     } else {
         ram->stats.bytes -= cost_of(&extent);
     }
@@ -395,6 +427,38 @@ enum kv_err store_ram_bring(struct store *store, const struct store_ram_set *set
     if (stats_out != NULL)
         *stats_out = stats;
     return err == KV_OK ? rest : err;
+}
+
+int store_ram_borrow(struct store *store, const struct store_extent *extent,
+                     struct store_ram_loan *loan_out) {
+    struct store_ram *ram = store->ram;
+    *loan_out = (struct store_ram_loan){NULL, NULL};
+    if (ram == NULL)
+        return 0;
+    pthread_mutex_lock(&ram->lock);
+    struct kept *kept = find(ram, extent);
+    if (kept != NULL) {
+        kept->lent++;
+        *loan_out = (struct store_ram_loan){kept->bytes, kept};
+    }
+    pthread_mutex_unlock(&ram->lock);
+    return kept != NULL;
+}
+
+void store_ram_return(struct store *store, struct store_ram_loan *loan) {
+    struct kept *kept = loan->kept;
+    if (kept == NULL)
+        return;
+    pthread_mutex_lock(&store->ram->lock);
+    if (--kept->lent == 0 && kept->gone)
+        forget_bytes(store, kept);
+    pthread_mutex_unlock(&store->ram->lock);
+    *loan = (struct store_ram_loan){NULL, NULL};
+}
+
+void store_ram_lie(struct store *store, const struct store_ram_memory *memory) {
+    if (store->ram != NULL)
+        store->ram->memory = *memory;
 }
 
 void store_ram_touch(struct store *store, uint64_t number) {

@@ -42,6 +42,26 @@ enum kv_err store_ram_keep(struct store *store, uint64_t owner, const struct sto
 enum kv_err store_ram_bring(struct store *store, const struct store_ram_set *set,
                             struct store_read_stats *stats_out, struct kv_diag *diag);
 
+/* The bytes of one that is here, not checked, until they are returned: they stay although it goes
+ * meanwhile, and count. 0: it is not here. */
+struct store_ram_loan {
+    const void *bytes; /* NULL: nothing is lent */
+    void *kept;
+};
+int store_ram_borrow(struct store *store, const struct store_extent *extent,
+                     struct store_ram_loan *loan_out);
+void store_ram_return(struct store *store, struct store_ram_loan *loan); /* of nothing: allowed */
+
+/* Where extents lie from now on, for instance where an accelerator copies from fastest. `get` gives
+ * memory of whole pages or NULL: then that extent lies in ordinary memory. Both are called by any
+ * thread, until store_close has returned. */
+struct store_ram_memory {
+    void *(*get)(void *context, uint64_t bytes);
+    void (*put)(void *context, void *at);
+    void *context;
+};
+void store_ram_lie(struct store *store, const struct store_ram_memory *memory);
+
 /* The owner was used just now: others go before it. */
 void store_ram_touch(struct store *store, uint64_t owner);
 void store_ram_forget(struct store *store, uint64_t owner);
@@ -51,7 +71,8 @@ int store_ram_has(struct store *store, uint64_t owner);
 struct store_ram_stats {
     uint64_t bytes_max, bytes, bytes_peak; /* tables included */
     uint64_t extents, owners;
-    uint64_t evicted; /* owners that went for others */
+    uint64_t apart_bytes; /* of extents that lie in store_ram_memory */
+    uint64_t evicted;     /* owners that went for others */
 };
 void store_ram_stats(struct store *store, struct store_ram_stats *out);
 

@@ -12,6 +12,7 @@
  */
 #include "store/store_read.h"
 
+#include "store/base/bytes.h"
 #include "store/read_help.h"
 #include "store/reader.h"
 #include "store/store_inner.h"
@@ -67,8 +68,7 @@ struct round {
     struct store_read_args args; /* of this round only */
     size_t index_base;           /* of its first read in the caller's list */
     struct flow *flows;
-    size_t next;                        /* first read that is not wholly asked for */
-    uint64_t packed_bytes, packed_room; /* of compressed extents that are asked for and not over */
+    size_t next; /* first read that is not wholly asked for */
     struct job jobs[DEPTH];
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
@@ -142,9 +142,7 @@ static void finish(struct round *round, size_t index, enum kv_err err, const cha
     struct flow *flow = &round->flows[index];
     read->result = err;
     if (flow->pending == 0) {
-        if (flow->packed != NULL && flow->asked == fmt_extent_padded(extent))
-            round->packed_bytes -= fmt_extent_padded(extent);
-        kv_alloc_release(round->store->options.alloc, flow->packed);
+        reader_packed_put(round->reader, flow->packed);
         flow->packed = NULL;
     }
     if (err != KV_OK && round->index_base + index < round->failed_index) {
@@ -272,15 +270,9 @@ static enum kv_err begin(struct round *round, size_t index) {
     enum kv_err err = check_read(read, &diag);
     if (err == KV_OK)
         err = reader_file(round->store, round->reader, read->extent->segment, &flow->file, &diag);
-    if (err == KV_OK && read->extent->codec != CODEC_RAW) {
-        uint64_t bytes = fmt_extent_padded(read->extent);
-        flow->packed = bytes > CODEC_BYTES_MAX ? NULL
-                                               : kv_alloc_aligned(round->store->options.alloc,
-                                                                  (size_t)bytes, STORE_PAGE_BYTES);
-        if (flow->packed == NULL)
-            err = kv_diag_set(&diag, bytes > CODEC_BYTES_MAX ? KV_ERR_CORRUPT : KV_ERR_NOMEM,
-                              "no memory for %llu compressed bytes", (unsigned long long)bytes);
-    }
+    if (err == KV_OK && read->extent->codec != CODEC_RAW && flow->packed == NULL)
+        err = kv_diag_set(&diag, KV_ERR_CORRUPT, "it says that it has %llu compressed bytes",
+                          (unsigned long long)read->extent->stored_bytes);
     flow->placed = err == KV_OK && flow->packed == NULL && pieces_are_pages(read);
     if (err != KV_OK)
         finish(round, index, err, diag.text);
@@ -304,14 +296,18 @@ static int take_from_ram(struct round *round, size_t index) {
     return 1;
 }
 
-/* 0 while the memory of a compressed extent would take what waits beyond its bound. */
-static int has_room(const struct round *round, size_t index) {
+/* Takes what an extent needs before it is begun; 0 while others have it. */
+static int has_room(struct round *round, size_t index) {
     const struct store_extent *extent = round->args.reads[index].extent;
-#ifdef BREAK_PACKED_ROOM
-    return 1;
-#endif
-    return extent->codec == CODEC_RAW || round->packed_bytes == 0 ||
-           round->packed_bytes + fmt_extent_padded(extent) <= round->packed_room;
+    struct flow *flow = &round->flows[index];
+    if (round->args.room != NULL &&
+        !round->args.room(round->args.context, round->index_base + index, 0))
+        return 0;
+    if (extent->codec == CODEC_RAW || fmt_extent_padded(extent) > CODEC_BYTES_MAX)
+        return 1;
+    if (flow->packed == NULL)
+        flow->packed = reader_packed_get(round->reader, (size_t)fmt_extent_padded(extent));
+    return flow->packed != NULL;
 }
 
 /* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none
@@ -411,8 +407,6 @@ static int submit_next(struct round *round) {
     }
     if (flow->asked == fmt_extent_padded(read->extent)) {
         round->next++;
-        if (flow->packed != NULL)
-            round->packed_bytes += fmt_extent_padded(read->extent);
         if (flow->pending == 0)
             conclude(round, index);
     }
@@ -489,6 +483,11 @@ static uint64_t time_left(const struct round *round) {
     return spent < deadline ? deadline - spent : 0;
 }
 
+static void leave_rest(struct round *round) {
+    while (round->next < round->args.count)
+        finish(round, round->next++, KV_ERR_CANCELLED, "not read");
+}
+
 static void run_round(struct round *round) {
     const struct io_door *door = round->store->options.door;
     struct io_completion done[DEPTH];
@@ -497,10 +496,13 @@ static void run_round(struct round *round) {
             ;
         if (round->in_flight == 0 && round->next == round->args.count)
             break;
-        if (round->in_flight == 0) { /* all room is taken by what is being unzipped */
+        if (round->in_flight == 0) { /* all room is taken by what has arrived */
             size_t over;
-            if (read_help_take(&round->help, 1, &over))
+            if (round->help.running != 0 && read_help_take(&round->help, 1, &over))
                 settle(round, over);
+            else if (round->args.room != NULL &&
+                     !round->args.room(round->args.context, round->index_base + round->next, 1))
+                leave_rest(round);
             continue;
         }
         uint32_t taken = 0;
@@ -537,6 +539,30 @@ static size_t round_length(const struct store_read_args *args, size_t first) {
     return args->count - first;
 }
 
+/* Memory for what is compressed: all of it, or as much as may wait at once. */
+static enum kv_err make_room(struct round *round) {
+    const uint64_t unit = (uint64_t)1 << 20;
+    uint32_t helpers = round->args.helper ? round->store->options.helpers : 0;
+    uint64_t most = 0, sum = 0;
+    uint64_t limit = PACKED_BYTES + (helpers > 1 ? helpers - 1 : 0) * (uint64_t)PACKED_HELPER_BYTES;
+    for (size_t i = 0; i < round->args.count; i++) {
+        const struct store_extent *extent = round->args.reads[i].extent;
+        uint64_t bytes = extent->codec == CODEC_RAW ? 0 : fmt_extent_padded(extent);
+        if (bytes > CODEC_BYTES_MAX)
+            continue;
+        most = bytes > most ? bytes : most;
+        sum = sum + bytes < limit ? sum + bytes : limit;
+    }
+#ifdef BREAK_PACKED_ROOM
+    sum = (uint64_t)64 << 20;
+#endif
+    most = kv_round_up(sum > most ? sum : most, unit);
+    enum kv_err err = reader_packed(round->store, round->reader, (size_t)most);
+    return err == KV_OK ? KV_OK
+                        : kv_diag_set(round->diag, err, "no memory for %llu compressed bytes",
+                                      (unsigned long long)most);
+}
+
 /* All memory that any thread will want is taken here, so that allocations stay in one order;
  * without it, or without threads, the reading thread does everything. */
 static void start_helpers(struct round *round) {
@@ -562,8 +588,6 @@ static void start_helpers(struct round *round) {
         reader_codecs(round->store, round->reader, threads + 1, shuffled, apart) != KV_OK)
         return;
     threads = read_help_start(&round->help, threads, look, round);
-    if (threads > 1)
-        round->packed_room += (uint64_t)(threads - 1) * PACKED_HELPER_BYTES;
     if (threads > round->stats->helpers)
         round->stats->helpers = threads;
 }
@@ -578,9 +602,10 @@ static enum kv_err read_round(struct store *store, const struct store_read_args 
     if (round->flows == NULL)
         return kv_diag_set(round->diag, KV_ERR_NOMEM, "no memory for %zu reads", args->count);
     enum kv_err err = reader_take(store, &round->reader, round->diag);
+    if (err == KV_OK && (err = make_room(round)) != KV_OK)
+        reader_give(store, round->reader, 0);
     if (err == KV_OK) {
         round->stats->door_name = door->queue_name(door->context, round->reader->queue);
-        round->packed_room = PACKED_BYTES;
         if (args->helper)
             start_helpers(round);
         run_round(round);
@@ -613,8 +638,9 @@ enum kv_err store_read(struct store *store, const struct store_read_args *args,
             err = kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a round of reads");
             break;
         }
-        round->args = (struct store_read_args){args->reads + first, length,    args->done,
-                                               args->context,       args->ram, args->helper};
+        round->args = *args;
+        round->args.reads += first;
+        round->args.count = length;
         round->index_base = first;
         round->stats = &stats;
         round->diag = diag;

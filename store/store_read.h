@@ -30,10 +30,16 @@ struct store_read {
  */
 typedef void (*store_read_done)(void *context, size_t read_index);
 
+/* Asked on the reading thread before a read is begun, in order: 1 when its pieces may be filled, 0
+ * when not yet. With `wait` nothing is under way: it returns when they may, or 0: no more is read,
+ * and the results of all that have not begun are CANCELLED. */
+typedef int (*store_read_room)(void *context, size_t read_index, int wait);
+
 struct store_read_args {
     struct store_read *reads;
     size_t count;
-    store_read_done done; /* may be NULL */
+    store_read_done done; /* may be NULL, as the next */
+    store_read_room room;
     void *context;
     int ram;    /* 1: extents that are kept in memory (store_ram.h) are taken from there */
     int helper; /* 1: unzip and digest on store_options.helpers threads while later reads are under
@@ -59,7 +65,7 @@ struct store_read_stats {
  * of the first failed read in order, with its sentence in the diag. Destinations of failed reads
  * hold anything. `stats_out` may be NULL.
  * KV_ERR_CORRUPT digest, padding, frame or length; KV_ERR_IO, also a deadline ("timed out");
- * KV_ERR_INVALID pieces that do not fit the extent; KV_ERR_NOMEM. */
+ * KV_ERR_INVALID pieces that do not fit the extent; KV_ERR_CANCELLED; KV_ERR_NOMEM. */
 enum kv_err store_read(struct store *store, const struct store_read_args *args,
                        struct store_read_stats *stats_out, struct kv_diag *diag);
 

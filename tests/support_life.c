@@ -147,6 +147,7 @@ void life_open(const struct life_options *options, struct life *life_out) {
                                                .leaving_context = life.hook};
     if (store_ram_open(life.store, options->ram_bytes, &diag) != KV_OK)
         fail_msg("store_ram_open: %s", diag.text);
+    restore_lie(life.store, life.engine);
     if (snapshot_open(&settings, &life.snapshot, &diag) != KV_OK)
         fail_msg("snapshot_open: %s", diag.text);
     snapshot_write_budget(life.snapshot, options->bytes_per_second, 0);

@@ -182,6 +182,7 @@ enum kv_err nine_store(struct nine *nine, struct kv_diag *diag) {
         err = store_ram_open(nine->store, bytes + bytes / 8 + RAM_TABLES, diag);
         if (err != KV_OK)
             return err;
+        restore_lie(nine->store, nine->engine);
     }
     nine->source = (struct restore_source){.store = nine->store,
                                            .engine = nine->engine,
@@ -214,8 +215,8 @@ void nine_close(struct nine *nine) {
     if (nine->engine)
         while (engine_apply(nine->engine))
             ;
-    engine_close(nine->engine);
     store_close(nine->store);
+    engine_close(nine->engine);
     synth_rows_drop(nine->rows);
     for (uint32_t i = 0; i < NINE_USERS_MAX; i++)
         free(nine->users[i].ids);

@@ -5,6 +5,8 @@
  */
 #include "tests/support_wall.h"
 
+#include "engine/device/pinned.h"
+
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { RANGES_MAX = 8, SEQS_MAX = 160, ROWS_MAX = 512, COPIES_MAX = 64 };
+enum { RANGES_MAX = 8, SEQS_MAX = 160, ROWS_MAX = 512, COPIES_MAX = 2048 };
 
 enum kv_err __real_device_host_open(const struct device_host_settings *settings,
                                     struct device **device_out, struct kv_diag *diag);
@@ -29,6 +31,7 @@ struct wall {
     struct device device;
     struct device *inner;
     const struct kv_alloc *alloc;
+    struct pinned kept;
     struct range ranges[RANGES_MAX];
     struct kvops_seq seqs[SEQS_MAX];
     struct ops_kv_dest dest[ROWS_MAX];
@@ -94,6 +97,7 @@ static void *behind(const struct wall *wall, const void *address) {
 static void wall_close(struct device *device) {
     struct wall *wall = wall_of(device);
 
+    pinned_release(&wall->kept);
     device_close(wall->inner);
     kv_alloc_release(wall->alloc, wall);
 }
@@ -136,10 +140,25 @@ static void *wall_host_get(struct device *device, uint64_t bytes) {
     return wall->inner->ops->host_get(wall->inner, bytes);
 }
 
+static void *take_kept(void *context, uint64_t bytes) {
+    return kv_alloc_aligned(((struct wall *)context)->alloc, bytes, 4096);
+}
+
+static void give_kept(void *context, void *at) {
+    kv_alloc_release(((struct wall *)context)->alloc, at);
+}
+
+static void *wall_host_keep(struct device *device, uint64_t bytes) {
+    return pinned_keep(&wall_of(device)->kept, bytes);
+}
+
 static void wall_host_put(struct device *device, void *memory) {
     struct wall *wall = wall_of(device);
 
-    wall->inner->ops->host_put(wall->inner, memory);
+    if (pinned_has(&wall->kept, memory, 1))
+        pinned_put(&wall->kept, memory);
+    else
+        wall->inner->ops->host_put(wall->inner, memory);
 }
 
 static void *wall_mapped(struct device *device, void *at) {
@@ -405,6 +424,7 @@ static const struct device_ops wall_ops = {
     .put = wall_put,
     .room = wall_room,
     .host_get = wall_host_get,
+    .host_keep = wall_host_keep,
     .host_put = wall_host_put,
     .mapped = wall_mapped,
     .fill = wall_fill,
@@ -450,6 +470,7 @@ enum kv_err __wrap_device_host_open(const struct device_host_settings *settings,
     wall->device.ops = &wall_ops;
     wall->inner = inner;
     wall->alloc = settings->alloc;
+    pinned_init(&wall->kept, take_kept, give_kept, wall);
     *device_out = &wall->device;
     return KV_OK;
 }

@@ -163,8 +163,52 @@ static void a_range_is_in_one_buffer_or_in_none(void **state) {
     pinned_release(&pinned);
 }
 
+/* Whole sessions come and go: no range is handed out twice, all are within a piece, and pieces
+ * serve again. BREAK_SLABS_GAP: a gap is taken that is too short. */
+static void what_stays_long_shares_pieces(void **state) {
+    enum { HELD = 300 };
+    struct {
+        uint8_t *at;
+        uint64_t bytes;
+    } held[HELD] = {{NULL, 0}};
+    struct source source = {0};
+    struct testing_random random;
+    struct pinned pinned;
+
+    (void)state;
+    testing_random_init(&random, testing_seed("slabs", 13));
+    pinned_init(&pinned, take, give, &source);
+    for (uint32_t round = 0; round < 4000; round++) {
+        uint32_t which = (uint32_t)testing_random_below(&random, HELD);
+        uint8_t mark = (uint8_t)which;
+        uint8_t *at = held[which].at;
+        if (at) {
+            for (uint64_t k = 0; k < held[which].bytes; k += 4096)
+                assert_int_equal(at[k], mark);
+            pinned_put(&pinned, at);
+            held[which].at = NULL;
+            continue;
+        }
+        held[which].bytes = 1 + testing_random_below(&random, 1 << 20);
+        held[which].at = at = pinned_keep(&pinned, held[which].bytes);
+        assert_non_null(at);
+        assert_int_equal(pinned_has(&pinned, at, held[which].bytes), 1);
+        for (uint64_t k = 0; k < held[which].bytes; k += 4096)
+            at[k] = mark;
+    }
+    /* Half of 300 are held at a time, half a MiB each. */
+    assert_in_range(source.taken, 1, 4);
+    assert_null(pinned_keep(&pinned, (uint64_t)SLABS_BYTES + 1));
+    source.empty = 1;
+    while (pinned_keep(&pinned, SLABS_BYTES / 2))
+        ;
+    pinned_release(&pinned);
+    assert_int_equal(source.taken, source.given);
+}
+
 TESTING_MAIN(cmocka_unit_test(nobody_shares_a_buffer),
              cmocka_unit_test(what_is_given_back_serves_again),
              cmocka_unit_test(nobody_waits_while_one_is_pinned),
              cmocka_unit_test(a_little_more_is_no_new_one),
-             cmocka_unit_test(a_range_is_in_one_buffer_or_in_none))
+             cmocka_unit_test(a_range_is_in_one_buffer_or_in_none),
+             cmocka_unit_test(what_stays_long_shares_pieces))

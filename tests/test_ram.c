@@ -442,6 +442,7 @@ static void sleep_and_wake(int wall) {
     assert_int_equal(faulty_io_counts(rig.faulty).reads, 0);
     assert_int_equal(receipt.door_bytes, 0);
     assert_true(receipt.ram_bytes > raw_of(&receipt));
+    assert_int_equal(stats_of(rig.life.store).apart_bytes != 0, wall);
     /* A saved turn replaces pages: the old ones go, the rest is read as before. */
     struct store_ram_stats before = stats_of(rig.life.store);
     struct session *session = life_wake(&rig.life, "chat", NULL);

@@ -361,6 +361,7 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     KV_TRY(open_store(service, settings, diag));
     KV_TRY(store_ram_open(service->store, settings->ram_bytes, diag));
     KV_TRY(open_engine(service, settings, diag));
+    restore_lie(service->store, service->engine);
     KV_TRY(
         hearing_init(&service->hearing, service->engine, settings->alloc, settings->sessions_max));
     service->source = (struct restore_source){.store = service->store,

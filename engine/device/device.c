@@ -37,6 +37,10 @@ void *device_host_get(struct device *device, uint64_t bytes) {
     return device->ops->host_get(device, bytes);
 }
 
+void *device_host_keep(struct device *device, uint64_t bytes) {
+    return device->ops->host_keep ? device->ops->host_keep(device, bytes) : NULL;
+}
+
 void device_host_put(struct device *device, void *memory) {
     if (memory)
         device->ops->host_put(device, memory);

@@ -84,6 +84,7 @@ struct device_ops {
     void (*put)(struct device *device, void *memory);
     uint64_t (*room)(struct device *device);
     void *(*host_get)(struct device *device, uint64_t bytes);
+    void *(*host_keep)(struct device *device, uint64_t bytes); /* NULL: none is special */
     void (*host_put)(struct device *device, void *memory);
     void *(*mapped)(struct device *device, void *at); /* NULL: the processor reaches nothing */
     void (*fill)(struct device *device, const struct device_extent *extent, uint16_t pattern);
@@ -167,6 +168,8 @@ void device_put(struct device *device, void *memory);
 uint64_t device_room(struct device *device);
 /* Memory of the processor, 4 KiB aligned, from and to which copies are fastest. */
 void *device_host_get(struct device *device, uint64_t bytes);
+/* The same for very many that stay long; NULL: ordinary memory serves as well, or none is left. */
+void *device_host_keep(struct device *device, uint64_t bytes);
 void device_host_put(struct device *device, void *memory);
 /* Where the processor itself reads and writes what lies at `at`; NULL where it cannot. */
 void *device_mapped(struct device *device, void *at);

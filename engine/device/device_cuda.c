@@ -121,7 +121,6 @@ static void check(struct cuda *cuda, cudaError_t error, const char *what) {
 /* What failed in the lane since this was asked last. */
 static enum kv_err taken(struct cuda *cuda, enum device_lane lane) {
     int failed = cuda->lanes[lane].failed || cuda->device.lost;
-
     cuda->lanes[lane].failed = 0;
     return failed ? KV_ERR_DEVICE : KV_OK;
 }
@@ -153,7 +152,6 @@ static uint64_t cuda_room(struct device *device) {
 
 static void *pin(void *context, uint64_t bytes) {
     void *at = NULL;
-
     (void)cudaSetDevice(((const struct cuda *)context)->index);
     if (cudaHostAlloc(&at, bytes, cudaHostAllocPortable) != cudaSuccess)
         at = NULL;
@@ -162,12 +160,15 @@ static void *pin(void *context, uint64_t bytes) {
 }
 
 static void unpin(void *context, void *at) {
-    (void)context;
-    (void)cudaFreeHost(at);
+    (void)context, (void)cudaFreeHost(at);
 }
 
 static void *cuda_host_get(struct device *device, uint64_t bytes) {
     return pinned_get(&cuda_of(device)->pinned, bytes);
+}
+
+static void *cuda_host_keep(struct device *device, uint64_t bytes) {
+    return pinned_keep(&cuda_of(device)->pinned, bytes);
 }
 
 static void cuda_host_put(struct device *device, void *memory) {
@@ -650,6 +651,7 @@ static const struct device_ops cuda_ops = {
     .put = cuda_put,
     .room = cuda_room,
     .host_get = cuda_host_get,
+    .host_keep = cuda_host_keep,
     .host_put = cuda_host_put,
     .fill = cuda_fill,
     .copy_in = cuda_copy_in,
@@ -678,7 +680,6 @@ static const struct device_ops cuda_ops = {
 static cudaError_t open_lane(struct lane *lane, int priority) {
     cudaError_t error =
         cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, priority);
-
     if (error == cudaSuccess)
         error = cudaHostAlloc((void **)&lane->ring, (size_t)SLICES * SLICE_BYTES,
                               cudaHostAllocPortable);
@@ -693,7 +694,6 @@ static enum kv_err open_memory(struct cuda *cuda, const struct device_cuda_setti
     cudaError_t error = cudaMemGetInfo(&unused, &total);
     uint64_t bytes = settings->memory_bytes == UINT64_MAX ? unused - unused / UNUSABLE_SHARE
                                                           : settings->memory_bytes;
-
     bytes = bytes < settings->enough_bytes ? bytes : settings->enough_bytes;
     if (error == cudaSuccess && bytes > unused)
         return kv_diag_set(

@@ -15,12 +15,14 @@ void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
     pinned->take = take;
     pinned->give = give;
     pinned->context = context;
+    slabs_init(&pinned->slabs, take, give, context);
 }
 
 void pinned_release(struct pinned *pinned) {
     for (uint32_t i = 0; i < PINNED_MAX; i++)
         if (pinned->buffers[i].at)
             pinned->give(pinned->context, pinned->buffers[i].at);
+    slabs_release(&pinned->slabs);
     pthread_mutex_destroy(&pinned->lock);
 }
 
@@ -102,7 +104,13 @@ void *pinned_get(struct pinned *pinned, uint64_t bytes) {
     return at;
 }
 
+void *pinned_keep(struct pinned *pinned, uint64_t bytes) {
+    return slabs_get(&pinned->slabs, bytes);
+}
+
 void pinned_put(struct pinned *pinned, const void *at) {
+    if (at && slabs_put(&pinned->slabs, at))
+        return;
     pthread_mutex_lock(&pinned->lock);
     for (uint32_t i = 0; i < PINNED_MAX && at; i++)
         pinned->buffers[i].taken &= pinned->buffers[i].at != at;
@@ -123,5 +131,5 @@ int pinned_has(struct pinned *pinned, const void *at, uint64_t bytes) {
             begin && first >= begin && first - begin <= size && bytes <= size - (first - begin);
     }
     pthread_mutex_unlock(&pinned->lock);
-    return found;
+    return found || slabs_has(&pinned->slabs, at, bytes);
 }

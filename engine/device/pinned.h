@@ -13,6 +13,8 @@
 #ifndef ENGINE_DEVICE_PINNED_H
 #define ENGINE_DEVICE_PINNED_H
 
+#include "engine/device/slabs.h"
+
 #include <pthread.h>
 #include <stdint.h>
 
@@ -30,6 +32,7 @@ struct pinned {
         uint64_t bytes;
         int taken;
     } buffers[PINNED_MAX];
+    struct slabs slabs; /* for what is kept for long: pinned_keep */
 };
 
 void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
@@ -40,6 +43,8 @@ void pinned_release(struct pinned *pinned);
 /* At least `bytes`; NULL: no memory, or PINNED_MAX are taken. A kept one serves unless it is larger
  * than four times `bytes` + PINNED_SPARE_BYTES: 16 MiB of slack for the smallest. */
 void *pinned_get(struct pinned *pinned, uint64_t bytes);
+/* The same for any number of pieces that stay for long; see slabs.h. */
+void *pinned_keep(struct pinned *pinned, uint64_t bytes);
 void pinned_put(struct pinned *pinned, const void *at); /* NULL is allowed */
 /* 1 when all of [at, at + bytes) is within one buffer. */
 int pinned_has(struct pinned *pinned, const void *at, uint64_t bytes);
