@@ -43,8 +43,8 @@ struct engine_hooks {
     /* `slots` more are needed than are free. The receiver may wait for pending writes or put idle
      * sessions to sleep; 1 when something changed and the engine should try again. */
     int (*slots_low)(void *context, struct session *for_session, uint32_t slots);
-    /* Around a wait for the disk, never within a step: between `away` and `back` another thread may
-     * be the scheduler thread. */
+    /* Around a wait, or work that others need not wait for, never within a step: between `away` and
+     * `back` another thread may be the scheduler thread. */
     void (*away)(void *context);
     void (*back)(void *context);
     /* Between two pieces of a proof, never within a step: others go first. `small`: the piece was a

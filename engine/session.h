@@ -144,7 +144,8 @@ enum kv_err session_ask_all(struct session *session, const struct session_ask *a
 /* Who asks a session several things does it between begin and end, which nest: it stays as it is
  * then, whoever steps meanwhile. Nothing can be fed to it (BUSY), its tiers stay. Between two of
  * them session_ask_breathe lets others go first (engine_breathe), as session_ask_all does between
- * its batches; not where the session is at work itself, for it would be another one afterwards. */
+ * its batches and behind a few layers of each; not where the session is at work itself, for it
+ * would be another one afterwards. Where others may step, `row` is called while they do. */
 void session_ask_begin(struct session *session);
 void session_ask_end(struct session *session);
 void session_ask_breathe(struct session *session);
