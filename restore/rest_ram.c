@@ -88,24 +88,32 @@ static int is_on(const struct restore_source *source) {
 
 /* --- from the device */
 
-static enum kv_err keep_part(const struct rest_ram *ram, const struct store_extent *extent,
-                             const struct transfer_part *part, uint8_t *stage) {
-    struct iovec pieces[32];
-    uint32_t count = part->piece_count;
-    for (uint32_t k = 0; k < count; k++)
-        pieces[k] = (struct iovec){part->pieces[k].bytes, part->pieces[k].size};
-    if (stage != NULL) {
-        enum kv_err err = transfer_part_read(ram->source->engine, part, stage);
-        if (err != KV_OK)
-            return err;
-        pieces[0] = (struct iovec){stage, part->size};
-        count = 1;
-    }
-    return store_ram_keep(ram->source->store, ram->plan.image.lineage, extent, pieces, count);
+struct reading {
+    struct engine *engine;
+    const struct transfer_part *part;
+};
+
+static enum kv_err read_part(void *context, uint8_t *bytes) {
+    const struct reading *reading = context;
+    return transfer_part_read(reading->engine, reading->part, bytes);
 }
 
-static enum kv_err keep_blocks(const struct rest_ram *ram, struct session *session,
-                               uint8_t *stage) {
+static enum kv_err keep_part(const struct rest_ram *ram, const struct store_extent *extent,
+                             const struct transfer_part *part) {
+    struct store *store = ram->source->store;
+    const uint64_t owner = ram->plan.image.lineage;
+    struct iovec pieces[32];
+    if (!transfer_mapped(ram->source->engine)) {
+        struct reading reading = {ram->source->engine, part};
+        const struct store_ram_fill fill = {owner, extent, read_part, &reading};
+        return part->size == extent->raw_bytes ? store_ram_fill(store, &fill) : KV_ERR_INVALID;
+    }
+    for (uint32_t k = 0; k < part->piece_count; k++)
+        pieces[k] = (struct iovec){part->pieces[k].bytes, part->pieces[k].size};
+    return store_ram_keep(store, owner, extent, pieces, part->piece_count);
+}
+
+static enum kv_err keep_blocks(const struct rest_ram *ram, struct session *session) {
     enum kv_err err = KV_OK;
     for (uint32_t b = 0; b < ram->plan.image.block_count && err == KV_OK; b++) {
         struct transfer_part parts[LAYOUT_STREAM_COUNT];
@@ -115,7 +123,7 @@ static enum kv_err keep_blocks(const struct rest_ram *ram, struct session *sessi
             const struct store_extent *extent =
                 rest_plan_extent(&ram->plan.blocks[b], parts[i].stream);
             if (streams >> parts[i].stream & 1 && extent != NULL)
-                err = keep_part(ram, extent, &parts[i], stage);
+                err = keep_part(ram, extent, &parts[i]);
         }
     }
     return err;
@@ -144,22 +152,9 @@ static enum kv_err keep_pages(const struct rest_ram *ram, struct session *sessio
     return err;
 }
 
-/* Memory on the way from what the processor cannot reach. */
-static enum kv_err take_stage(const struct rest_ram *ram, uint8_t **stage_out) {
-    uint64_t most = 0;
-    *stage_out = NULL;
-    if (transfer_mapped(ram->source->engine))
-        return KV_OK;
-    for (size_t i = 0; i < ram->count; i++)
-        most = ram->extents[i]->raw_bytes > most ? ram->extents[i]->raw_bytes : most;
-    *stage_out = transfer_host_get(ram->source->engine, most);
-    return *stage_out != NULL ? KV_OK : KV_ERR_NOMEM;
-}
-
 void restore_keep(const struct restore_source *source, struct session *session) {
     struct rest_ram ram = {.source = source};
     struct session_info info;
-    uint8_t *stage = NULL;
     session_info(session, &info);
     if (!is_on(source))
         return;
@@ -172,13 +167,11 @@ void restore_keep(const struct restore_source *source, struct session *session) 
         (ram.plan.image.n != info.n || ram.plan.image.n_kv != info.n_kv ||
          ram.plan.image.block_count != info.blocks || !store_ram_room(source->store, &all)))
         err = KV_ERR_LIMIT;
-    if (err == KV_OK)
-        err = take_stage(&ram, &stage);
     int begun = err == KV_OK;
     if (err == KV_OK)
         err = store_ram_bring(source->store, &small, NULL, NULL);
     if (err == KV_OK)
-        err = keep_blocks(&ram, session, stage);
+        err = keep_blocks(&ram, session);
     if (err == KV_OK)
         err = keep_pages(&ram, session);
     if (err == KV_OK)
@@ -186,7 +179,6 @@ void restore_keep(const struct restore_source *source, struct session *session) 
     else if (begun) /* a part of it saves no wake a read and takes the place of others */
         store_ram_forget(source->store, all.owner);
     store_unhold(source->store);
-    transfer_host_put(source->engine, stage);
     close_list(&ram);
 }
 

@@ -159,6 +159,9 @@ static void drop(struct store *store, struct kept *kept) {
     unlink_from_owner(kept);
     ram->stats.extents--;
     kept->gone = 1;
+#ifdef BREAK_RAM_LENT
+    kept->lent = 0;
+#endif
     if (kept->lent == 0)
         forget_bytes(store, kept);
     drop_if_empty(store, owner);
@@ -362,6 +365,20 @@ enum kv_err store_ram_keep(struct store *store, uint64_t owner, const struct sto
         return insert(store, owner, kept);
     give_up(store, kept);
     return KV_ERR_INVALID;
+}
+
+enum kv_err store_ram_fill(struct store *store, const struct store_ram_fill *args) {
+    struct kept *kept = NULL;
+    if (store->ram == NULL)
+        return KV_ERR_LIMIT;
+    enum kv_err err = prepare(store, args->owner, args->extent, &kept);
+    if (err != KV_OK || kept == NULL)
+        return err;
+    err = args->fill(args->context, kept->bytes);
+    if (err == KV_OK)
+        return insert(store, args->owner, kept);
+    give_up(store, kept);
+    return err;
 }
 
 /* Some of those that are not here, in one call of store_read. */

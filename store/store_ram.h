@@ -37,6 +37,16 @@ int store_ram_room(struct store *store, const struct store_ram_set *set);
  * LIMIT when the budget has no room for it, NOMEM: it is not kept. */
 enum kv_err store_ram_keep(struct store *store, uint64_t owner, const struct store_extent *extent,
                            const struct iovec *pieces, uint32_t piece_count);
+/* The same where the bytes are elsewhere: `fill` puts them there, all of them. Its error is
+ * returned, and nothing is kept. */
+typedef enum kv_err (*store_ram_filling)(void *context, uint8_t *bytes);
+struct store_ram_fill {
+    uint64_t owner;
+    const struct store_extent *extent;
+    store_ram_filling fill;
+    void *context;
+};
+enum kv_err store_ram_fill(struct store *store, const struct store_ram_fill *args);
 /* Reads those that are not here from the disk, digests checked. LIMIT as above; codes of
  * store_read. What has come until then stays. `stats_out` may be NULL. */
 enum kv_err store_ram_bring(struct store *store, const struct store_ram_set *set,

@@ -133,6 +133,30 @@ static struct store_ram_stats stats_of(struct store *store) {
     return stats;
 }
 
+/* BREAK_RAM_LENT: what is lent goes while somebody copies from it. */
+static void what_is_lent_stays(void **state) {
+    struct store_ram_loan loan, again;
+    (void)state;
+    struct shelf *shelf = open_shelf(BUDGET);
+    struct store_extent extent = put(shelf, 3, EXTENT_BYTES);
+    assert_int_equal(store_ram_borrow(shelf->store, &extent, &loan), 0);
+    store_ram_return(shelf->store, &loan);
+    uint64_t before = stats_of(shelf->store).bytes;
+    assert_int_equal(keep(shelf, 1, &extent, 3), KV_OK);
+    assert_int_equal(store_ram_borrow(shelf->store, &extent, &loan), 1);
+    assert_int_equal(store_ram_borrow(shelf->store, &extent, &again), 1);
+    store_ram_forget(shelf->store, 1);
+    assert_true(disk_bytes(shelf, &extent, 3) > 0);
+    assert_true(stats_of(shelf->store).bytes > before + EXTENT_BYTES);
+    store_ram_return(shelf->store, &again);
+    for (size_t at = 0; at < extent.raw_bytes; at++)
+        assert_int_equal(((const uint8_t *)loan.bytes)[at], 3);
+    store_ram_return(shelf->store, &loan);
+    assert_null(loan.bytes);
+    assert_int_equal(stats_of(shelf->store).bytes, before);
+    close_shelf(shelf);
+}
+
 static void the_budget_is_never_passed(void **state) {
     enum { COUNT = 40 };
     struct store_extent extents[COUNT], large;
@@ -599,7 +623,7 @@ static void damage_in_memory_is_not_believed(void **state) {
     life_rig_close(&rig);
 }
 
-TESTING_MAIN(cmocka_unit_test(the_budget_is_never_passed),
+TESTING_MAIN(cmocka_unit_test(what_is_lent_stays), cmocka_unit_test(the_budget_is_never_passed),
              cmocka_unit_test(who_was_used_longest_ago_goes_first),
              cmocka_unit_test(what_a_batch_takes_away_goes),
              cmocka_unit_test(what_is_removed_without_memory_goes_too),
