@@ -163,7 +163,7 @@ static __device__ __forceinline__ int plain_page(const struct prefill &at, uint3
     return 1;
 }
 
-/* Group h takes pages h, h + TILE_GROUPS .., each in the group's buffer. */
+/* Group h of all parts takes pages h, h + all groups .., each in the group's buffer. */
 template <int DIM>
 static __device__ __forceinline__ void walk_plain(const struct prefill &at, uint32_t block_pages,
                                                   rows_state<DIM> &state) {
@@ -173,7 +173,8 @@ static __device__ __forceinline__ void walk_plain(const struct prefill &at, uint
     uint32_t buffer = shared_address(at.shared + map::BUFFERS + group * map::BUFFER_BYTES);
     tile_source page;
 
-    for (uint32_t index = group; plain_page(at, index, block_pages, page); index += TILE_GROUPS) {
+    for (uint32_t index = at.part * TILE_GROUPS + group; plain_page(at, index, block_pages, page);
+         index += at.parts * TILE_GROUPS) {
         if (page.tokens == 0)
             continue;
         tile_request<DIM>(at.args.pool, page, at.row, buffer);
@@ -205,13 +206,14 @@ static __device__ __forceinline__ void leave_rows(float *area, const rows_state<
     }
 }
 
-template <int DIM>
-static __device__ __forceinline__ void join_rows(const float *area, rows_state<DIM> &state) {
+/* `load(i)` is word i of what leave_rows left for this lane. */
+template <int DIM, typename loader>
+static __device__ __forceinline__ void join_rows(loader load, rows_state<DIM> &state) {
     float keep[2], take[2];
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float max = area[(DIM / 2 + 2 * r) * 32], sum = area[(DIM / 2 + 2 * r + 1) * 32];
+        float max = load(DIM / 2 + 2 * r), sum = load(DIM / 2 + 2 * r + 1);
         float top = fmaxf(state.max[r], max), base = top == -INFINITY ? 0.0f : top;
         keep[r] = state_exp2(__fsub_rn(state.max[r], base));
         take[r] = state_exp2(__fsub_rn(max, base));
@@ -221,10 +223,27 @@ static __device__ __forceinline__ void join_rows(const float *area, rows_state<D
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
         state.value[i / 4][i % 4] = __fmaf_rn(state.value[i / 4][i % 4], keep[i % 4 / 2],
-                                              __fmul_rn(area[i * 32], take[i % 4 / 2]));
+                                              __fmul_rn(load(i), take[i % 4 / 2]));
 }
 
-/* Joins the groups' sums of every row, in order, and writes it. */
+/* Joins what the parts have, in order, in the first one's warps 0 to 3; `area` is the lane's own,
+ * which nobody else reads any more. 1: this CTA has it. */
+template <int DIM>
+static __device__ __forceinline__ int join_parts(const struct prefill &at, float *area,
+                                                 rows_state<DIM> &state) {
+    if (at.parts == 1)
+        return 1;
+    if (threadIdx.x < TILE_GROUP_THREADS && at.part > 0)
+        leave_rows<DIM>(area, state);
+    cluster_sync();
+    for (uint32_t part = 1; threadIdx.x < TILE_GROUP_THREADS && at.part == 0 && part < at.parts;
+         part++)
+        join_rows<DIM>([=](int i) { return cluster_load(area + i * 32, part); }, state);
+    cluster_sync(); /* nobody's memory goes while it is read */
+    return at.part == 0;
+}
+
+/* Joins the groups' sums of every row, in order, then the parts', and writes it. */
 template <int DIM>
 static __device__ __forceinline__ void finish(const struct prefill &at, rows_state<DIM> &state) {
     constexpr uint32_t AREA = 4 * 32 * (DIM / 2 + 4); /* of a group */
@@ -240,10 +259,12 @@ static __device__ __forceinline__ void finish(const struct prefill &at, rows_sta
     if (warp >= 4)
         leave_rows<DIM>(area + (warp / 4 - 1) * AREA, state);
     __syncthreads();
-    if (warp >= 4)
+    for (uint32_t group = 0; warp < 4 && group + 1 < TILE_GROUPS; group++) {
+        const float *from = area + group * AREA;
+        join_rows<DIM>([=](int i) { return from[i * 32]; }, state);
+    }
+    if (!join_parts<DIM>(at, area, state) || warp >= 4)
         return;
-    for (uint32_t group = 0; group + 1 < TILE_GROUPS; group++)
-        join_rows<DIM>(area + group * AREA, state);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         uint32_t index = at.first + warp * 16 + g + 8 * r;
@@ -260,12 +281,34 @@ static __device__ __forceinline__ void finish(const struct prefill &at, rows_sta
     }
 }
 
-/* One of the kernels over the tiles of so many rows of every sequence. */
+/* One of the kernels over the tiles of so many rows of every sequence; `parts` CTAs each. */
+template <int DIM>
+static cudaError_t plain_start(void (*kernel)(struct kvops_attend), const struct kvops_attend *args,
+                               uint32_t tiles, uint32_t parts, int major, cudaStream_t stream) {
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+    struct kvops_attend copy = *args;
+
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {parts, 1, 1};
+    config.gridDim = dim3(tiles * parts, args->pool.geometry.kv_heads, args->seq_count);
+    config.blockDim = dim3((major >= 9 ? 3 : 2) * TILE_GROUP_THREADS);
+    config.dynamicSmemBytes = major >= 9 ? tile_map<DIM, 3>::BYTES : tile_map<DIM, 2>::BYTES;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = parts > 1;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)config.dynamicSmemBytes);
+    return error == cudaSuccess ? cudaLaunchKernelEx(&config, kernel, copy) : error;
+}
+
+/* Sequences of few tiles go in clusters, where there are any, and the others without, so that the
+ * bits of a row do not depend on what else is launched. */
 template <int DIM>
 static cudaError_t plain_launch(void (*kernel)(struct kvops_attend),
                                 const struct kvops_attend *args, uint32_t row_count_max,
                                 cudaStream_t stream) {
-    uint32_t heads = args->pool.geometry.kv_heads, group = args->q_heads / heads;
+    uint32_t group = args->q_heads / args->pool.geometry.kv_heads;
     uint32_t tiles = (row_count_max * group + TILE_QUERIES - 1) / TILE_QUERIES;
     int device, major = 0;
     cudaError_t error = cudaGetDevice(&device);
@@ -275,14 +318,14 @@ static cudaError_t plain_launch(void (*kernel)(struct kvops_attend),
 #ifdef CUDA_KVOPS_CP_ASYNC
     major = 8;
 #endif
-    int bytes = major >= 9 ? tile_map<DIM, 3>::BYTES : tile_map<DIM, 2>::BYTES;
-    int threads = (major >= 9 ? 3 : 2) * TILE_GROUP_THREADS;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess || args->seq_count == 0)
         return error;
-    kernel<<<dim3(tiles, heads, args->seq_count), threads, bytes, stream>>>(*args);
-    return cudaGetLastError();
+    uint32_t few = tiles < PREFILL_FEW_TILES ? tiles : (uint32_t)PREFILL_FEW_TILES;
+    if (major >= 9 && (tiles == few || args->seq_count > 1))
+        error = plain_start<DIM>(kernel, args, few, PREFILL_PARTS, major, stream);
+    if (error == cudaSuccess && (major < 9 || tiles > few))
+        error = plain_start<DIM>(kernel, args, tiles, 1, major, stream);
+    return error;
 }
 
 /* Sequences of FP8 or K8I4 (kv_control_prefill.cu). */

@@ -29,7 +29,54 @@ struct prefill {
     uint32_t row;   /* layer * kv_heads + head */
     uint32_t first; /* query vector of the tile: row of the sequence * group + head of the group */
     uint32_t count; /* query vectors of the sequence */
+    uint32_t part, parts;            /* of the pages: CTAs of a cluster share a tile */
+    uint32_t block_first, block_end; /* sealed blocks of this part */
 };
+
+/* --- parts */
+
+/* A sequence of few tiles, such as a question, has as many CTAs per KV head, each of which would walk
+ * all blocks alone. */
+enum { PREFILL_PARTS = 8, PREFILL_FEW_TILES = 4 };
+
+static __device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* Float at `at` in the shared memory of the cluster's CTA `part`. */
+static __device__ __forceinline__ float cluster_load(const float *at, uint32_t part) {
+    uint32_t address;
+    float value;
+
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(address)
+                 : "r"(shared_address(at)), "r"(part));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+
+/* The CTA's place in the work; 0: there is none for it. With wgmma a sequence of few tiles is for
+ * the launch in clusters alone, and any other for the one without. */
+static __device__ __forceinline__ int prefill_place(struct prefill &at) {
+    uint32_t blocks = at.seq->block_count;
+
+    at.group = at.args.q_heads / at.args.pool.geometry.kv_heads;
+    at.row = at.args.layer * at.args.pool.geometry.kv_heads + at.head;
+    at.count = at.seq->row_count * at.group;
+    at.parts = 1;
+#if TILE_WGMMA
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(at.parts));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(at.part));
+    if ((at.parts > 1) != (at.count <= PREFILL_FEW_TILES * TILE_QUERIES))
+        return 0;
+#endif
+    at.first = blockIdx.x / at.parts * TILE_QUERIES;
+    at.block_first = blocks * at.part / at.parts;
+    at.block_end = blocks * (at.part + 1) / at.parts;
+    return at.first < at.count;
+}
 
 /* Row maxima joined; x becomes weights, the sums grow; returns what older values are worth. */
 template <int DIM>
@@ -146,7 +193,7 @@ static __device__ __forceinline__ void asking_start(const struct prefill &at, ui
 
     ask.blocks = at.seq->blocks;
     ask.hidden = at.seq->hidden_blocks;
-    ask.block_count = at.seq->block_count;
+    ask.block_count = at.block_end;
     ask.stream = lane_stream_of<DIM>(at.args.pool);
     ask.entry = ask.stream.table + at.row * LAYOUT_BLOCK_PAGES / ask.stream.tiles_per_slot;
     ask.rest = at.row * LAYOUT_BLOCK_PAGES % ask.stream.tiles_per_slot;
@@ -158,16 +205,18 @@ static __device__ __forceinline__ void asking_start(const struct prefill &at, ui
         barrier_init(
             shared_address(at.shared + tile_here<DIM>::BARRIERS + (ask.stages + lane) * 8));
     __syncwarp();
-    look_up(0, ask);
+    look_up(at.block_first, ask);
 }
 
-static __device__ __forceinline__ uint32_t visible_pages(const struct kvops_seq *seq) {
-    uint32_t blocks = seq->block_count;
+/* Of this part. */
+static __device__ __forceinline__ uint32_t visible_pages(const struct prefill &at) {
+    uint32_t blocks = at.block_end - at.block_first;
 
-    for (uint32_t word = 0; seq->hidden_blocks && word * 64 < seq->block_count; word++) {
-        uint32_t left = seq->block_count - word * 64;
-        uint64_t mask = left < 64 ? (1ull << left) - 1 : ~0ull;
-        blocks -= __popcll(seq->hidden_blocks[word] & mask);
+    for (uint32_t block = at.block_first; at.seq->hidden_blocks && block < at.block_end;) {
+        uint32_t end = min((block / 64 + 1) * 64, at.block_end);
+        uint64_t mask = end - block < 64 ? (1ull << (end - block)) - 1 : ~0ull;
+        blocks -= __popcll(at.seq->hidden_blocks[block / 64] >> block % 64 & mask);
+        block = end;
     }
     return blocks * LAYOUT_BLOCK_PAGES;
 }

@@ -152,7 +152,7 @@ template <int DIM>
 static __device__ __forceinline__ void walk_planes(const struct prefill &at,
                                                    rows_state<DIM> &state) {
     using map = tile_here<DIM>;
-    uint32_t pages = visible_pages(at.seq), barriers = shared_address(at.shared + map::BARRIERS);
+    uint32_t pages = visible_pages(at), barriers = shared_address(at.shared + map::BARRIERS);
     bool asks = threadIdx.x < 32;
     asking ask = {};
 

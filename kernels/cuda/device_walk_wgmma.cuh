@@ -155,7 +155,7 @@ template <int DIM>
 static __device__ __forceinline__ void walk_planes(const struct prefill &at,
                                                    rows_state<DIM> &state) {
     using map = tile_here<DIM>;
-    uint32_t group = threadIdx.x / TILE_GROUP_THREADS, pages = visible_pages(at.seq);
+    uint32_t group = threadIdx.x / TILE_GROUP_THREADS, pages = visible_pages(at);
     const float *step = (const float *)(at.shared + map::STEPS) + threadIdx.x % 128 / 32 * 16;
     page_sums<DIM> sums = {};
     bool asks = threadIdx.x % TILE_GROUP_THREADS < 32;

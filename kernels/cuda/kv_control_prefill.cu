@@ -64,9 +64,10 @@ static __device__ __forceinline__ void walk_blocks(const struct prefill &at,
     float *scale = (float *)(at.shared + map::SCALES + group * map::SCALE_BYTES);
     const float *halves =
         (const float *)(at.shared + map::STEPS) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    uint32_t k = shared_address(buffer), pages = at.seq->block_count * LAYOUT_BLOCK_PAGES;
+    uint32_t k = shared_address(buffer), pages = at.block_end * LAYOUT_BLOCK_PAGES;
 
-    for (uint32_t index = group; index < pages; index += TILE_GROUPS) {
+    for (uint32_t index = at.block_first * LAYOUT_BLOCK_PAGES + group; index < pages;
+         index += TILE_GROUPS) {
         if (state_hidden(at.seq->hidden_blocks, index / LAYOUT_BLOCK_PAGES))
             continue;
         put_page<DIM, CODES>(control_page_of<DIM, CODES>(
@@ -91,19 +92,15 @@ static __device__ __forceinline__ void walk_blocks(const struct prefill &at,
     __syncthreads();
 }
 
-/* Grid: (tile of query vectors, KV head, sequence). */
+/* Grid: (tile of query vectors, or part of one, KV head, sequence). */
 template <int DIM, bool CODES>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
     control_prefill_kernel(const __grid_constant__ struct kvops_attend args) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    struct prefill at = {args, &args.seqs[blockIdx.z], shared, 0, blockIdx.y, 0, 0, 0};
+    struct prefill at = {args, &args.seqs[blockIdx.z], shared, 0, blockIdx.y};
     rows_state<DIM> state = {};
 
-    at.group = args.q_heads / args.pool.geometry.kv_heads;
-    at.row = args.layer * args.pool.geometry.kv_heads + at.head;
-    at.first = blockIdx.x * TILE_QUERIES;
-    at.count = at.seq->row_count * at.group;
-    if (at.first >= at.count)
+    if (!prefill_place(at))
         return;
     state.max[0] = state.max[1] = -INFINITY;
     prepare_split<DIM, CODES>(at);

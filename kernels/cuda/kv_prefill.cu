@@ -9,7 +9,8 @@
  * issue slots that three warps a scheduler can fill. A CTA takes 64 query vectors of one KV head;
  * every group of four warps has all of them and pages of its own, each joined to a running
  * softmax; the groups join at the end in order, so the bits of a row depend on its sequence and
- * its place in the chunk alone. Groups: three with wgmma (sm_90a), two with mma.sync (sm_80),
+ * its place in the chunk alone. With wgmma a sequence of up to four tiles, such as a question,
+ * has eight CTAs a tile, each with an eighth of its blocks, joined in order through the cluster. Groups: three with wgmma (sm_90a), two with mma.sync (sm_80),
  * where the two share the sealed pages.
  *
  * Against the twin: q and p are rounded to fp16 (2^-12) over planes, split in two BF16 (2^-17) over
@@ -89,19 +90,15 @@ static __device__ __forceinline__ void rotate_values(const struct prefill &at,
     __syncthreads();
 }
 
-/* Grid: (tile of query vectors, KV head, sequence). */
+/* Grid: (tile of query vectors, or part of one, KV head, sequence). */
 template <int DIM>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
     prefill_kernel(const __grid_constant__ struct kvops_attend args) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    struct prefill at = {args, &args.seqs[blockIdx.z], shared, 0, blockIdx.y, 0, 0, 0};
+    struct prefill at = {args, &args.seqs[blockIdx.z], shared, 0, blockIdx.y};
     rows_state<DIM> state = {};
 
-    at.group = args.q_heads / args.pool.geometry.kv_heads;
-    at.row = args.layer * args.pool.geometry.kv_heads + at.head;
-    at.first = blockIdx.x * TILE_QUERIES;
-    at.count = at.seq->row_count * at.group;
-    if (at.first >= at.count)
+    if (!prefill_place(at))
         return;
     bool planes = at.seq->block_count > 0 && at.seq->blocks[0].tier != LAYOUT_TIER_BF16;
     state.max[0] = state.max[1] = -INFINITY;
