@@ -104,7 +104,8 @@ help:
 	@echo 'make crowd        forty chats at one daemon with room for nine, kill -9 and SIGTERM'
 	@echo '                  (CROWD_TOKENS=1536 CROWD_CLIENTS=4 CROWD_SEED= OUT=file.json)'
 	@echo 'make gpu-demo     nine users of synth:8b in one batch, more asleep; needs an NVIDIA GPU'
-	@echo '                  (DEMO_TOKENS= DEMO_USERS=9 DEMO_SESSIONS=10 DEMO_SECONDS= OUT=folder)'
+	@echo '                  (DEMO_TOKENS= DEMO_USERS=9 DEMO_SESSIONS=10 DEMO_SECONDS= OUT=folder'
+	@echo '                  COMMIT=)'
 	@echo 'make test         set up, build, run every test (TESTS="test_a test_b", QUICK=1)'
 	@echo 'make check        style, imports, mutable globals, layout'
 	@echo 'make check-twins  every BREAK_ switch must make its test fail (TWINS="test_a sweep")'
@@ -311,7 +312,7 @@ gpu-demo:
 	    --seconds $(or $(DEMO_SECONDS),300) --fit-tokens 2048 \
 	    $(if $(DEMO_RECIPES),--recipes '$(DEMO_RECIPES)') \
 	    $(if $(DEMO_STORE),--store '$(DEMO_STORE)') --out '$(GPU_DEMO_OUT)' \
-	    --commit "$$(git describe --always --dirty 2>/dev/null || echo unknown)" || \
+	    --commit "$(or $(COMMIT),$$(git describe --always --dirty 2>/dev/null || echo unknown))" || \
 	    touch '$(GPU_DEMO_OUT)/failed'; } | tee '$(GPU_DEMO_OUT)/nine_table.txt'; \
 	    ! rm '$(GPU_DEMO_OUT)/failed' 2>/dev/null
 	@python3 tools/plot_users.py $$(ls '$(GPU_DEMO_OUT)'/nine_*.json | grep -v overview) || \
