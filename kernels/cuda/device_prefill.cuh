@@ -35,8 +35,8 @@ struct prefill {
 
 /* --- parts */
 
-/* A sequence of few tiles, such as a question, has as many CTAs per KV head, each of which would walk
- * all blocks alone. */
+/* A sequence of few tiles, such as a question, would have as many CTAs per KV head, each of which
+ * walks all blocks alone. */
 enum { PREFILL_PARTS = 8, PREFILL_FEW_TILES = 4 };
 
 static __device__ __forceinline__ void cluster_sync() {
