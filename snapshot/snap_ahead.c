@@ -135,6 +135,26 @@ static int start(struct snap_ahead *ahead, struct helper *helper) {
     return 0;
 }
 
+/* Memory that a device copies to is dear to get, and others wait for the device meanwhile: it is
+ * got before anybody works. What it is for is a block as it is usually sealed. */
+static void warm(struct snap_ahead *ahead) {
+    struct engine *engine = ahead->snapshot->engine;
+    const uint32_t streams = layout_tier_streams(LAYOUT_K8V4);
+    struct engine_model model;
+    void *memory[SLOTS_MAX];
+    uint64_t bytes = 0;
+    if (transfer_mapped(engine))
+        return;
+    engine_model(engine, &model);
+    for (uint32_t i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        if (streams & 1u << i)
+            bytes += layout_stream_bytes(&model.geometry, (enum layout_stream)i);
+    for (uint32_t i = 0; i < ahead->slot_count; i++)
+        memory[i] = transfer_host_get(engine, bytes);
+    for (uint32_t i = 0; i < ahead->slot_count; i++)
+        transfer_host_put(engine, memory[i]);
+}
+
 enum kv_err snap_ahead_open(struct snapshot *snapshot, uint32_t helpers,
                             struct snap_ahead **ahead_out, struct kv_diag *diag) {
     *ahead_out = NULL;
@@ -148,6 +168,7 @@ enum kv_err snap_ahead_open(struct snapshot *snapshot, uint32_t helpers,
     pthread_mutex_init(&ahead->lock, NULL);
     pthread_cond_init(&ahead->work, NULL);
     pthread_cond_init(&ahead->rest, NULL);
+    warm(ahead);
     while (ahead->helper_count < helpers && start(ahead, &ahead->helpers[ahead->helper_count]))
         ahead->helper_count++;
     *ahead_out = ahead;
