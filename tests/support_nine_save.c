@@ -269,7 +269,12 @@ static enum kv_err run_step(struct nine *nine, struct session *session, uint32_t
     struct receipt receipts[NINE_SAVE_TURNS];
     uint64_t less[NINE_SAVE_TURNS];
     uint32_t turns = step_turns[which], tokens = step_tokens[which];
+    uint64_t half = nine->settings.tokens / 2;
     enum kv_err err = KV_OK;
+
+    /* Short users grow by less. */
+    if (tokens > half)
+        tokens = (uint32_t)(half - half % LAYOUT_BLOCK_TOKENS);
 
     step->tokens = tokens;
     for (uint32_t i = 0; i < turns && err == KV_OK; i++) {
