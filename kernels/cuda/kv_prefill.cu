@@ -10,7 +10,7 @@
  * every group of four warps has all of them and pages of its own, each joined to a running
  * softmax; the groups join at the end in order, so the bits of a row depend on its sequence and
  * its place in the chunk alone. Groups: three with wgmma (sm_90a), two with mma.sync (sm_80), where
- * the two share the sealed pages. With wgmma a sequence of up to four tiles, such as a question, has
+ * the two share the sealed pages. With wgmma a sequence of up to four tiles, as of a question, has
  * eight CTAs a tile, each with an eighth of its blocks, joined in order through the cluster.
  *
  * Against the twin: q and p are rounded to fp16 (2^-12) over planes, split in two BF16 (2^-17) over
