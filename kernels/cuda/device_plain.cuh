@@ -206,14 +206,13 @@ static __device__ __forceinline__ void leave_rows(float *area, const rows_state<
     }
 }
 
-/* `load(i)` is word i of what leave_rows left for this lane. */
-template <int DIM, typename loader>
-static __device__ __forceinline__ void join_rows(loader load, rows_state<DIM> &state) {
+template <int DIM>
+static __device__ __forceinline__ void join_rows(const float *area, rows_state<DIM> &state) {
     float keep[2], take[2];
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float max = load(DIM / 2 + 2 * r), sum = load(DIM / 2 + 2 * r + 1);
+        float max = area[(DIM / 2 + 2 * r) * 32], sum = area[(DIM / 2 + 2 * r + 1) * 32];
         float top = fmaxf(state.max[r], max), base = top == -INFINITY ? 0.0f : top;
         keep[r] = state_exp2(__fsub_rn(state.max[r], base));
         take[r] = state_exp2(__fsub_rn(max, base));
@@ -223,31 +222,73 @@ static __device__ __forceinline__ void join_rows(loader load, rows_state<DIM> &s
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
         state.value[i / 4][i % 4] = __fmaf_rn(state.value[i / 4][i % 4], keep[i % 4 / 2],
-                                              __fmul_rn(load(i), take[i % 4 / 2]));
+                                              __fmul_rn(area[i * 32], take[i % 4 / 2]));
 }
 
-/* Joins what the parts have, in order, in the first one's warps 0 to 3; `area` is the lane's own,
- * which nobody else reads any more. 1: this CTA has it. */
+/* Writes `count` of a lane's values, from its `first`, that belong to rows g and g + 8. */
 template <int DIM>
-static __device__ __forceinline__ int join_parts(const struct prefill &at, float *area,
-                                                 rows_state<DIM> &state) {
-    if (at.parts == 1)
-        return 1;
-    if (threadIdx.x < TILE_GROUP_THREADS && at.part > 0)
+static __device__ __forceinline__ void write_values(const struct prefill &at, uint32_t first,
+                                                    uint32_t count, const float *values,
+                                                    const float (&sum)[2]) {
+    uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        uint32_t index = at.first + warp * 16 + g + 8 * r;
+        uint64_t to = ((uint64_t)at.seq->first_row + index / at.group) * at.args.q_heads +
+                      at.head * at.group + index % at.group;
+        if (index >= at.count)
+            continue;
+#pragma unroll
+        for (uint32_t i = 0; i < count; i++)
+            if (i % 4 / 2 == r)
+                at.args.out[to * DIM + (first + i) / 4 * 8 + 2 * c + i % 2] =
+                    sum[r] == 0.0f ? 0.0f : __fdiv_rn(values[i], sum[r]);
+    }
+}
+
+/* Every CTA of a cluster joins what all parts have, in order, for a share of the values, and writes
+ * it; `area` is the lane's own, which nobody else reads any more. */
+template <int DIM>
+static __device__ __forceinline__ void join_parts(const struct prefill &at, float *area,
+                                                  const rows_state<DIM> &state) {
+    constexpr uint32_t OWN = DIM / 2 / PREFILL_PARTS;
+    float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, values[OWN] = {};
+    uint32_t first = at.part * OWN;
+    bool works = threadIdx.x < TILE_GROUP_THREADS;
+
+    if (works)
         leave_rows<DIM>(area, state);
     cluster_sync();
-    for (uint32_t part = 1; threadIdx.x < TILE_GROUP_THREADS && at.part == 0 && part < at.parts;
-         part++)
-        join_rows<DIM>([=](int i) { return cluster_load(area + i * 32, part); }, state);
+    for (uint32_t part = 0; works && part < PREFILL_PARTS; part++) {
+        float keep[2], take[2], more[OWN];
+#pragma unroll
+        for (uint32_t i = 0; i < OWN; i++)
+            more[i] = cluster_load(area + (first + i) * 32, part);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float own = cluster_load(area + (DIM / 2 + 2 * r) * 32, part);
+            float top = fmaxf(max[r], own), base = top == -INFINITY ? 0.0f : top;
+            keep[r] = state_exp2(__fsub_rn(max[r], base));
+            take[r] = state_exp2(__fsub_rn(own, base));
+            max[r] = top;
+            own = cluster_load(area + (DIM / 2 + 2 * r + 1) * 32, part);
+            sum[r] = __fmaf_rn(sum[r], keep[r], __fmul_rn(own, take[r]));
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < OWN; i++)
+            values[i] = __fmaf_rn(values[i], keep[i % 4 / 2], __fmul_rn(more[i], take[i % 4 / 2]));
+    }
     cluster_sync(); /* nobody's memory goes while it is read */
-    return at.part == 0;
+    if (works)
+        write_values<DIM>(at, first, OWN, values, sum);
 }
 
 /* Joins the groups' sums of every row, in order, then the parts', and writes it. */
 template <int DIM>
 static __device__ __forceinline__ void finish(const struct prefill &at, rows_state<DIM> &state) {
     constexpr uint32_t AREA = 4 * 32 * (DIM / 2 + 4); /* of a group */
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *area =
         (float *)(at.shared + tile_here<DIM>::BUFFERS) + warp % 4 * 32 * (DIM / 2 + 4) + lane;
 
@@ -259,26 +300,12 @@ static __device__ __forceinline__ void finish(const struct prefill &at, rows_sta
     if (warp >= 4)
         leave_rows<DIM>(area + (warp / 4 - 1) * AREA, state);
     __syncthreads();
-    for (uint32_t group = 0; warp < 4 && group + 1 < TILE_GROUPS; group++) {
-        const float *from = area + group * AREA;
-        join_rows<DIM>([=](int i) { return from[i * 32]; }, state);
-    }
-    if (!join_parts<DIM>(at, area, state) || warp >= 4)
-        return;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t index = at.first + warp * 16 + g + 8 * r;
-        uint64_t to = ((uint64_t)at.seq->first_row + index / at.group) * at.args.q_heads +
-                      at.head * at.group + index % at.group;
-        if (index >= at.count)
-            continue;
-#pragma unroll
-        for (int i = 0; i < DIM / 2; i++)
-            if (i % 4 / 2 == r)
-                at.args.out[to * DIM + i / 4 * 8 + 2 * c + i % 2] =
-                    state.sum[r] == 0.0f ? 0.0f
-                                         : __fdiv_rn(state.value[i / 4][i % 4], state.sum[r]);
-    }
+    for (uint32_t group = 0; warp < 4 && group + 1 < TILE_GROUPS; group++)
+        join_rows<DIM>(area + group * AREA, state);
+    if (at.parts > 1)
+        join_parts<DIM>(at, area, state);
+    else if (warp < 4)
+        write_values<DIM>(at, 0, DIM / 2, &state.value[0][0], state.sum);
 }
 
 /* One of the kernels over the tiles of so many rows of every sequence; `parts` CTAs each. */
