@@ -262,6 +262,34 @@ static int continues(const struct fmt_batch *batch, const struct fmt_state *stat
            memcmp(batch->previous.bytes, state->last.bytes, KV_DIGEST_BYTES) == 0;
 }
 
+/* Its bytes may be nowhere but in the page cache: whoever wrote them was killed before it synced
+ * them, and nobody opens an ended segment again. */
+static enum kv_err sync_batch(struct store *store, const struct fmt_batch *batch,
+                              struct kv_diag *diag) {
+    const struct io_door *door = store->options.door;
+    int error = 0;
+#ifdef BREAK_RECOVER_SYNC
+    return KV_OK;
+#endif
+    for (uint32_t n = store->state.tail.segment; n <= batch->at.segment && error == 0; n++) {
+        char name[SEGMENT_NAME_BYTES];
+        int file = -1;
+        segment_name(n, name);
+        error = door->open(door->context, store->seg_dir, name, IO_WRITE, &file);
+        if (error == ENOENT) { /* the tail ended just before a segment that gc has removed */
+            error = 0;
+            continue;
+        }
+        if (error == 0)
+            error = door->sync(door->context, file);
+        if (file >= 0)
+            door->close(door->context, file);
+        if (error != 0)
+            return segment_error(diag, error, "sync", n);
+    }
+    return segment_error(diag, door->sync(door->context, store->seg_dir), "sync", 0);
+}
+
 /* Takes over the batch that continues the state, if one of the list does and is whole. */
 static enum kv_err take_next(struct store *store, const struct recover_list *list, int *taken_out,
                              struct kv_diag *diag) {
@@ -275,6 +303,8 @@ static enum kv_err take_next(struct store *store, const struct recover_list *lis
         enum kv_err err = recover_load(store, batch, &record, &digest, diag);
         if (err == KV_OK)
             err = recover_verify(store, batch, record, diag);
+        if (err == KV_OK)
+            err = sync_batch(store, batch, diag);
         if (err == KV_OK) {
             err = recover_apply(store->index, batch, record, &store->state, diag);
             *taken_out = err == KV_OK;

@@ -3,7 +3,8 @@
  * Responsible for: after any death the store opens with the old state or the new one, never a
  * mixture, and what was acknowledged is there; what a crash left behind the tail is gone.
  * Not responsible for: lost or damaged indexes (test_rebuild.c).
- * Broken twins: BREAK_SYNC, BREAK_ENDED_SYNC, BREAK_ORDER, BREAK_TORN_BATCH.
+ * Broken twins: BREAK_SYNC, BREAK_ENDED_SYNC, BREAK_ORDER, BREAK_RECOVER_SYNC,
+ * BREAK_TORN_BATCH.
  */
 #include "store/store.h"
 
@@ -165,6 +166,35 @@ static void torn_at_every_write(void **state) {
 static void power_cut_at_every_change(void **state) {
     (void)state;
     sweep(FAULTY_IO_DIE, 1, io_posix_door());
+}
+
+/* All of the batch is written and nothing synced: the page cache has it, so it is taken over, and
+ * must then be synced, every segment of it, before the index says so: nobody would do it later.
+ * Fails with BREAK_RECOVER_SYNC. */
+static void what_is_taken_over_is_synced(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    testing_temp_dir(dir);
+    prepare(dir);
+    unsigned first = 1, last = 1;
+    while (support_store_segment_bytes(dir, first + 1) != 0)
+        first++;
+    const struct faulty_io_plan plan = {.action = FAULTY_IO_DIE, .ops = FAULTY_IO_SYNC, .at = 1};
+    assert_int_equal(run_child(dir, &plan, io_posix_door()), FAULTY_IO_EXIT_STATUS);
+    for (last = first; support_store_segment_bytes(dir, last + 1) != 0;)
+        last++;
+    assert_true(last > first);
+    struct faulty_io *faulty = faulty_io_make(io_posix_door());
+    struct store_options options = support_store_options(dir);
+    struct store *store = NULL;
+    const struct faulty_io_plan count = {.action = FAULTY_IO_COUNT, .ops = FAULTY_IO_SYNC};
+    options.door = faulty_io_door(faulty);
+    faulty_io_arm(faulty, &count);
+    assert_int_equal(store_open(&options, &store, NULL), KV_OK);
+    assert_int_equal(which_state(store), 1);
+    assert_true(faulty_io_counts(faulty).syncs >= last - first + 1 + 1);
+    store_close(store);
+    faulty_io_drop(faulty);
 }
 
 /* The moment that the sweep cannot reach: all is synced, the index does not know yet. The index is
@@ -353,5 +383,6 @@ static void killed_during_recovery(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(killed_at_every_change), cmocka_unit_test(torn_at_every_write),
              cmocka_unit_test(power_cut_at_every_change),
+             cmocka_unit_test(what_is_taken_over_is_synced),
              cmocka_unit_test(index_behind_the_segments), cmocka_unit_test(garbage_behind_the_tail),
              cmocka_unit_test(killed_at_random), cmocka_unit_test(killed_during_recovery))
