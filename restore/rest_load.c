@@ -294,7 +294,12 @@ static enum kv_err make_ring(struct loading *loading, struct kv_diag *diag) {
                                                   : ring_bytes_max;
     if (sum == 0)
         return KV_OK;
-    loading->ring = transfer_host_get(loading->args->source->engine, loading->ring_bytes);
+    struct engine *engine = loading->args->source->engine;
+    loading->ring = transfer_host_get(engine, loading->ring_bytes);
+    while (loading->ring == NULL && loading->ring_bytes / 2 >= most) { /* others wake, too */
+        loading->ring_bytes = kv_round_up(loading->ring_bytes / 2, RING_ALIGN_BYTES);
+        loading->ring = transfer_host_get(engine, loading->ring_bytes);
+    }
     if (loading->ring == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to read %llu bytes at a time",
                            (unsigned long long)loading->ring_bytes);
@@ -305,7 +310,7 @@ static enum kv_err make_ring(struct loading *loading, struct kv_diag *diag) {
         if (!rest_fetch_is_far(item, loading->mapped) || loading->going[i].landed != NULL)
             continue;
         if (at % loading->ring_bytes + bytes > loading->ring_bytes)
-            at = kv_round_up(at, loading->ring_bytes);
+            at += loading->ring_bytes - at % loading->ring_bytes;
         loading->going[i].at = at;
         loading->going[i].landed = loading->ring + at % loading->ring_bytes;
         item->pieces[0] =
