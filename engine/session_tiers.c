@@ -214,6 +214,7 @@ enum kv_err session_set_policy(struct session *session, const struct image_polic
     engine_inner_record_policy(session, policy);
     for (uint32_t i = 0; i < session->block_count; i++)
         session->blocks[i]->unavailable = 0;
+    engine_inner_review_soon(session->engine); /* others may share them */
     engine_inner_review(session);
     return KV_OK;
 }

@@ -287,6 +287,9 @@ enum kv_err transfer_add_needle(struct session *session, const struct image_need
     void *needles = session->needles;
     int grown;
 
+    if (session->asked)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is being asked: try again later",
+                           session->name);
     if (session->needle_count >= IMAGE_NEEDLES_MAX)
         return kv_diag_set(diag, KV_ERR_LIMIT, "session '%s' has %d needles, which is the maximum",
                            session->name, IMAGE_NEEDLES_MAX);

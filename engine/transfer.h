@@ -101,7 +101,7 @@ struct transfer_durable *transfer_durable(struct session *session);
 
 /* Needles registered with the session (image_needle, owned by the session's image). */
 struct image_needle *transfer_needles(struct session *session, uint32_t *count_out);
-/* Copies `needle` into the session. LIMIT, EXISTS (same key), NOMEM. */
+/* Copies `needle` into the session. LIMIT, EXISTS (same key), BUSY (it is being asked), NOMEM. */
 enum kv_err transfer_add_needle(struct session *session, const struct image_needle *needle,
                                 struct kv_diag *diag);
 
