@@ -384,9 +384,7 @@ static int submit_next(struct round *round) {
         round->next++;
         return 1;
     }
-#ifndef BREAK_BEGIN_TWICE
     flow->begun = 1;
-#endif
     uint32_t slot = 0;
     while (round->jobs[slot].used)
         slot++;

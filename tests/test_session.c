@@ -357,7 +357,7 @@ static void keep_many(void *context, uint32_t ask, uint64_t row, const float *lo
 }
 
 /* Many questions in few batches have the bits of each alone, and only the rows that were wanted:
- * BREAK_MANY_CHUNKS puts all questions in one place. */
+ * BREAK_MANY_CHUNKS takes all questions of a batch for its first. */
 static void questions_in_one_batch_are_independent(void **state) {
     static struct asked alone, together;
     struct support_engine_options options = support_engine_default();

@@ -3,7 +3,7 @@
  * Responsible for: order, depth, placing without a copy, callbacks, every kind of damage being
  * reported and never served, deadlines.
  * Not responsible for: damage to the index (test_rebuild.c).
- * Broken twins: BREAK_BEGIN_TWICE, BREAK_CLOSE_UNDER_READ, BREAK_DIGEST.
+ * Broken twins: BREAK_CLOSE_UNDER_READ, BREAK_DIGEST.
  */
 #include "store/store_read.h"
 
@@ -429,7 +429,6 @@ static int wait_full(void *context, struct io_queue *queue, uint64_t timeout_ns,
     return error;
 }
 
-/* Fails with BREAK_BEGIN_TWICE. */
 static void a_full_queue_begins_nothing_twice(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];

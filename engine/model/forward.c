@@ -142,11 +142,12 @@ static uint32_t tell_step(struct forward *forward, const struct forward_seq *seq
         forward_inner_seqs(forward) + (uint64_t)layers * count * sizeof *told, FORWARD_ALIGN_BYTES);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t at = seqs[i].kv.row_count == 1 ? placed++ : singles + chunks++;
-#ifdef BREAK_MANY_CHUNKS
-        at = seqs[i].kv.row_count == 1 ? at : count - 1;
-#endif
         struct kvops_seq *seq = &forward->seqs[at];
         *seq = seqs[i].kv;
+#ifdef BREAK_MANY_CHUNKS
+        if (chunks > 1)
+            *seq = forward->seqs[singles];
+#endif
         seq->chunk_head_stride = (size_t)forward->rows_max * forward->geometry.head_dim;
         seq->chunk_k = chunk_of(forward, 0, 0, seq->first_row);
         seq->chunk_v = chunk_of(forward, 0, 1, seq->first_row);
