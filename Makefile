@@ -305,7 +305,8 @@ crowd: setup
 gpu-demo:
 	@tools/setup.sh --packages
 	@$(MAKE_ALL) all $B/tests/nine
-	@mkdir -p '$(GPU_DEMO_OUT)' && rm -f '$(GPU_DEMO_OUT)'/nine_*.json '$(GPU_DEMO_OUT)'/nine_*.png
+	@mkdir -p '$(GPU_DEMO_OUT)' && rm -f '$(GPU_DEMO_OUT)'/nine_*.json \
+	    '$(GPU_DEMO_OUT)'/nine_*.png '$(GPU_DEMO_OUT)'/failed
 	@{ $B/tests/nine --model synth:8b --device cuda --device-memory 78.6GiB \
 	    --threads $(shell nproc) --tokens $(or $(DEMO_TOKENS),131072) \
 	    --users $(or $(DEMO_USERS),9) --sessions $(or $(DEMO_SESSIONS),10) \

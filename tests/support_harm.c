@@ -315,7 +315,7 @@ static enum harm_layer layer_of(enum kv_err err, const char *text) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (known[i].err == err && strstr(text, known[i].words))
             return known[i].layer;
-    return HARM_RECORDS;
+    return err == KV_ERR_CORRUPT ? HARM_RECORDS : HARM_LAYERS; /* no layer: it failed otherwise */
 }
 
 enum kv_err harm_wake(struct harm *harm, struct session **session_out, enum harm_layer *layer_out,

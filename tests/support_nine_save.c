@@ -19,7 +19,8 @@
 #include <unistd.h>
 
 enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
-enum { MORE_TOKENS = 4608, WINDOW_TOKENS = 30, QUIET_STEPS = 40 };
+enum { MORE_TOKENS = 4608, WINDOW_TOKENS = 30, QUIET_STEPS = 100 };
+enum { QUIET, SAVING, WRITING_PLAIN }; /* what goes on beside the decoder */
 static const uint32_t step_tokens[NINE_SAVE_STEPS] = {1, 256, 4096};
 static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, 3, 1};
 
@@ -49,8 +50,9 @@ static void *decode(void *context) {
         decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
         baton_give(&decoder->nine->baton);
         uint64_t now_ns = now();
-        struct nine_gaps *gaps = saving ? &decoder->saves->saving : &decoder->saves->quiet;
-        if (tokens && last_ns && gaps->count < NINE_GAPS_MAX)
+        struct nine_gaps *gaps =
+            saving == SAVING ? &decoder->saves->saving : &decoder->saves->quiet;
+        if (saving != WRITING_PLAIN && tokens && last_ns && gaps->count < NINE_GAPS_MAX)
             gaps->ns[gaps->count++] = now_ns - last_ns;
         last_ns = tokens ? now_ns : 0;
         sched_yield();
@@ -350,9 +352,9 @@ static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag 
         saves->others += nine->users[i].session != NULL;
     KV_TRY(begin_others(decoder, diag));
     wait_quiet(decoder);
-    atomic_store(&decoder->saving, 1);
+    atomic_store(&decoder->saving, SAVING);
     err = save_watched(nine, saves, diag);
-    atomic_store(&decoder->saving, 0);
+    atomic_store(&decoder->saving, WRITING_PLAIN);
     if (err == KV_OK)
         err = write_plain(dir, saves->full.door_bytes, &saves->plain, diag);
 done:
