@@ -6,7 +6,7 @@
  * Moves what kv_prefill.cu moves. A group of four warps turns a page into BF16 tiles, then attends
  * to it as to a BF16 page, in the time of one (5.0 ms a layer at 131,072 tokens, H200). Nothing
  * overlaps within a group and nothing is tuned: these codes are here to be compared with. The bits
- * of a row depend on its sequence and its place in the chunk.
+ * of a row depend on what they depend on there.
  *
  * Against the twin: values are the twin's, q and p are split in two BF16 (2^-17): far within the
  * bound of kv_prefill.cu.

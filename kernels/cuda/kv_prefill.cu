@@ -8,10 +8,11 @@
  * and 240 at 131,072 on an H200; bound by turning planes into fp16 and by softmax, which take the
  * issue slots that three warps a scheduler can fill. A CTA takes 64 query vectors of one KV head;
  * every group of four warps has all of them and pages of its own, each joined to a running
- * softmax; the groups join at the end in order, so the bits of a row depend on its sequence and
- * its place in the chunk alone. Groups: three with wgmma (sm_90a), two with mma.sync (sm_80), where
- * the two share the sealed pages. With wgmma a sequence of up to four tiles, as of a question, has
- * eight CTAs a tile, each with an eighth of its blocks, joined in order through the cluster.
+ * softmax; the groups join at the end in order. Groups: three with wgmma (sm_90a), two with mma
+ * (sm_80), where the two share the sealed pages. With wgmma a sequence of up to four tiles, as of a
+ * question, has eight CTAs a tile, each with an eighth of its blocks, joined in order through the
+ * cluster. So the bits of a row depend on its sequence, its place in the chunk, and on whether the
+ * chunk has more than four tiles.
  *
  * Against the twin: q and p are rounded to fp16 (2^-12) over planes, split in two BF16 (2^-17) over
  * BF16 tokens: a logit differs by at most 2^-11 |q| |k| / sqrt(dim), an output by 2^-10 * max|V| on
