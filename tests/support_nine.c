@@ -25,6 +25,20 @@ double nine_seconds(void) {
     return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
 }
 
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+void nine_sort(uint64_t *ns, uint32_t count) {
+    qsort(ns, count, sizeof *ns, by_size);
+}
+
+double nine_rate(uint64_t bytes, uint64_t ns) {
+    return ns ? (double)bytes / (double)ns : 0;
+}
+
 /* --- hooks; the context is the struct nine */
 
 static void say_durable(void *context) {

@@ -131,5 +131,7 @@ enum kv_err nine_prove(struct nine *nine, uint32_t index, struct nine_score *sco
 int nine_score_good(const struct nine_score *score);
 
 double nine_seconds(void);
+void nine_sort(uint64_t *ns, uint32_t count);  /* the smallest first */
+double nine_rate(uint64_t bytes, uint64_t ns); /* GB/s */
 
 #endif

@@ -11,12 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_size(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 static uint64_t bytes_read(const struct nine *nine, const struct nine_pool *pool) {
     const struct layout_geometry *geometry = &nine->model.geometry;
 
@@ -84,7 +78,7 @@ static enum kv_err measure(struct nine *nine, struct nine_curve *curve, uint32_t
         all_ns += took_ns;
         all_tokens += tokens;
     }
-    qsort(ns, point->steps, sizeof ns[0], by_size);
+    nine_sort(ns, point->steps);
     point->p50_ms = (double)ns[(point->steps - 1) / 2] * 1e-6;
     point->p99_ms = (double)ns[(point->steps - 1) * 99 / 100] * 1e-6;
     point->tokens_s = (double)all_tokens / ((double)all_ns * 1e-9);

@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int by_ratio(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -74,32 +75,30 @@ static void tell_holds(struct nine_holds *holds) {
 }
 
 static uint64_t middle(const uint64_t ns[NINE_PAIRS]) {
-    double sorted[NINE_PAIRS];
+    uint64_t sorted[NINE_PAIRS];
 
-    for (int i = 0; i < NINE_PAIRS; i++)
-        sorted[i] = (double)ns[i];
-    qsort(sorted, NINE_PAIRS, sizeof sorted[0], by_ratio);
-    return (uint64_t)sorted[NINE_PAIRS / 2];
+    memcpy(sorted, ns, sizeof sorted);
+    nine_sort(sorted, NINE_PAIRS);
+    return sorted[NINE_PAIRS / 2];
 }
 
 /* A resume against a prefill of as many tokens, and wakes against what bounds them. */
 static void tell_wakes(struct nine_results *results, const struct nine *nine) {
-    struct nine_wakes *wakes = &results->wakes;
+    const struct nine_wakes *wakes = &results->wakes;
     uint64_t plain_ns[NINE_PAIRS], plain_bytes = wakes->plain[0].bytes;
     double tokens = nine->users[wakes->user].tokens;
     double prefill_s = results->prefill.seconds * tokens / (double)nine->settings.tokens;
-    double over_plain = of_plain(wakes); /* before the rounds are sorted */
-    struct nine_wake disk = *nine_wakes_median(wakes, NINE_EXACT, 0);
-    struct nine_wake memory = *nine_wakes_median(wakes, NINE_RAM, 0);
-    struct nine_wake exact = *nine_wakes_median(wakes, NINE_EXACT, 1);
-    struct nine_wake eager = *nine_wakes_median(wakes, NINE_EAGER, 1);
+    struct nine_wake disk = nine_wakes_median(wakes, NINE_EXACT, 0);
+    struct nine_wake memory = nine_wakes_median(wakes, NINE_RAM, 0);
+    struct nine_wake exact = nine_wakes_median(wakes, NINE_EXACT, 1);
+    struct nine_wake eager = nine_wakes_median(wakes, NINE_EAGER, 1);
 
     for (int i = 0; i < NINE_PAIRS; i++)
         plain_ns[i] = (uint64_t)((double)wakes->plain[i].ns * (double)plain_bytes /
                                  (double)wakes->plain[i].bytes);
     double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
     nine_row(results, "wake over a plain reader of the same bytes (median of 3)", 0.90,
-             NINE_AT_LEAST, over_plain);
+             NINE_AT_LEAST, of_plain(wakes));
     nine_row(results, "resume from the disk over a prefill, times as fast",
              0.9 * prefill_s / floor_s, NINE_AT_LEAST, prefill_s / ((double)disk.wake_ns * 1e-9));
     nine_row(results, "resume from memory over a prefill, times as fast", 60, NINE_AT_LEAST,

@@ -21,16 +21,10 @@ enum { PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
 
 /* --- gaps */
 
-static int by_size(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 double nine_gaps_ms(struct nine_gaps *gaps, double share) {
     if (gaps->count == 0)
         return 0;
-    qsort(gaps->ns, gaps->count, sizeof gaps->ns[0], by_size);
+    nine_sort(gaps->ns, gaps->count);
     return (double)gaps->ns[(size_t)(share * (double)(gaps->count - 1))] * 1e-6;
 }
 

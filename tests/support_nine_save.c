@@ -259,12 +259,6 @@ static int by_wall(const void *a, const void *b) {
     return (x->wall_ns > y->wall_ns) - (x->wall_ns < y->wall_ns);
 }
 
-static int by_size(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* A few tokens are said several times: a save of them takes milliseconds. */
 static enum kv_err run_step(struct nine *nine, struct session *session, uint32_t which,
                             struct nine_save_step *step, struct kv_diag *diag) {
@@ -296,7 +290,7 @@ static enum kv_err run_step(struct nine *nine, struct session *session, uint32_t
     if (err != KV_OK)
         return err;
     qsort(receipts, turns, sizeof receipts[0], by_wall);
-    qsort(less, turns, sizeof less[0], by_size);
+    nine_sort(less, turns);
     step->receipt = receipts[turns / 2];
     step->after_proof_ns = less[turns / 2];
     return KV_OK;
@@ -399,10 +393,6 @@ enum kv_err nine_save_run(struct nine *nine, const char *dir, struct nine_saves 
 
 /* --- its lines */
 
-static double rate(uint64_t bytes, uint64_t ns) {
-    return ns ? (double)bytes / (double)ns : 0;
-}
-
 static double megabytes(uint64_t bytes) {
     return (double)bytes * 1e-6;
 }
@@ -427,9 +417,9 @@ void nine_save_tell(struct nine_saves *saves) {
     printf("  full save of %llu tokens, %u others decode: %.1f ms, %.1f MB at %.3f GB/s; plain "
            "writer%s %.3f GB/s; others p50 %.2f ms, p99 %.2f (quiet %.2f, %.2f)\n",
            (unsigned long long)full->tokens, saves->others, milliseconds(full->wall_ns),
-           megabytes(full->door_bytes), rate(full->door_bytes, full->wall_ns),
+           megabytes(full->door_bytes), nine_rate(full->door_bytes, full->wall_ns),
            saves->plain.direct ? "" : " (buffered: O_DIRECT is refused here)",
-           rate(saves->plain.bytes, saves->plain.ns), nine_gaps_ms(&saves->saving, 0.5),
+           nine_rate(saves->plain.bytes, saves->plain.ns), nine_gaps_ms(&saves->saving, 0.5),
            nine_gaps_ms(&saves->saving, 0.99), nine_gaps_ms(&saves->quiet, 0.5),
            nine_gaps_ms(&saves->quiet, 0.99));
     printf("    held the others up for %.1f ms in all, %.1f at one time\n",

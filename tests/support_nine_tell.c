@@ -31,10 +31,6 @@ void nine_row(struct nine_results *results, const char *what, double goal, enum 
            hit ? "" : "MISSED");
 }
 
-double nine_rate(uint64_t bytes, uint64_t ns) {
-    return ns ? (double)bytes / (double)ns : 0;
-}
-
 static void tell_pool(const struct nine_curve *curve) {
     printf("  slots: %llu predicted, %llu counted, %llu used in the pool\n    by tier (blocks):",
            (unsigned long long)curve->predicted.slots, (unsigned long long)curve->counted.slots,

@@ -24,7 +24,6 @@ void nine_tell_score(struct nine_results *results, const char *what,
                      const struct nine_score *score);
 void nine_tell_stages(const struct receipt *wake);
 
-double nine_rate(uint64_t bytes, uint64_t ns); /* GB/s */
 /* Weights and resident KV at the rate of a copy; 0: no rate was measured. */
 double nine_floor_ms(const struct nine_results *results, const struct nine_point *point);
 

@@ -20,12 +20,6 @@ static uint64_t now_ns(void) {
     return kv_clock_now_ns(kv_clock_system());
 }
 
-static int by_size(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* --- copy rate */
 
 static void take_rate(void *context, const struct cuda_bench_device *device) {
@@ -44,7 +38,7 @@ static double host_copy_rate(void) {
     }
     free(from);
     free(to);
-    qsort(ns, COPIES, sizeof ns[0], by_size);
+    nine_sort(ns, COPIES);
     return ns[COPIES / 2] ? 2.0 * COPY_BYTES / ((double)ns[COPIES / 2] * 1e-9) : 0;
 }
 
@@ -83,7 +77,7 @@ static enum kv_err run_chunks(struct nine *nine, struct session *session, const 
     }
     if (err != KV_OK)
         return err;
-    qsort(ns, chunks, sizeof ns[0], by_size);
+    nine_sort(ns, chunks);
     *chunk_ms_out = (double)ns[(chunks - 1) / 2] * 1e-6;
     return KV_OK;
 }
@@ -259,8 +253,11 @@ static int by_first(const void *a, const void *b) {
     return (x->first_ns > y->first_ns) - (x->first_ns < y->first_ns);
 }
 
-const struct nine_wake *nine_wakes_median(struct nine_wakes *wakes, enum nine_wake_kind kind,
-                                          int first) {
-    qsort(wakes->kinds[kind], NINE_PAIRS, sizeof wakes->kinds[kind][0], first ? by_first : by_wake);
-    return &wakes->kinds[kind][NINE_PAIRS / 2];
+struct nine_wake nine_wakes_median(const struct nine_wakes *wakes, enum nine_wake_kind kind,
+                                   int first) {
+    struct nine_wake sorted[NINE_PAIRS];
+
+    memcpy(sorted, wakes->kinds[kind], sizeof sorted);
+    qsort(sorted, NINE_PAIRS, sizeof sorted[0], first ? by_first : by_wake);
+    return sorted[NINE_PAIRS / 2];
 }

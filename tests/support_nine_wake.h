@@ -46,7 +46,7 @@ struct nine_wakes {
 /* Of the longest user who is awake; the RAM tier is open. Afterwards it is awake and whole. */
 enum kv_err nine_wakes_run(struct nine *nine, struct nine_wakes *wakes_out, struct kv_diag *diag);
 /* The median, by first_ns (1) or wake_ns (0). */
-const struct nine_wake *nine_wakes_median(struct nine_wakes *wakes, enum nine_wake_kind kind,
-                                          int first);
+struct nine_wake nine_wakes_median(const struct nine_wakes *wakes, enum nine_wake_kind kind,
+                                   int first);
 
 #endif

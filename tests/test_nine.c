@@ -275,10 +275,10 @@ static void a_prefill_is_added_up_along_straight_lines(void **state) {
         if (nine_prefill_chunk_ms(&prefill, at[i].depth) != at[i].ms)
             fail_msg("at %llu: %f", (unsigned long long)at[i].depth,
                      nine_prefill_chunk_ms(&prefill, at[i].depth));
-    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 0)->door_bytes, 3);
-    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 1)->door_bytes, 3);
+    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 0).door_bytes, 3);
+    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 1).door_bytes, 3);
     wakes.kinds[NINE_EAGER][0].first_ns = 100;
-    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 1)->door_bytes, 2);
+    assert_int_equal(nine_wakes_median(&wakes, NINE_EAGER, 1).door_bytes, 2);
 }
 
 /* --- programs */
