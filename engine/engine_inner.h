@@ -53,6 +53,16 @@ struct engine {
     int committing; /* the workspace holds rows that are not in their windows yet */
 };
 
+/* Of a session whose layers come one after another (transfer_layers.c). */
+struct engine_inner_gate {
+    int closed; /* the scheduler thread's: some are not there yet, for all it knows */
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    /* under the lock: */
+    uint32_t layers; /* that are there */
+    enum kv_err err; /* why no more will come */
+};
+
 struct session {
     struct engine *engine;
     char name[IMAGE_NAME_BYTES_MAX + 1];
@@ -84,6 +94,7 @@ struct session {
     int held;      /* it asks for no planes */
     int expecting; /* slots are reserved for planes that nobody was asked for yet */
     int watched;   /* what its tokens see is noted */
+    struct engine_inner_gate gate;
     struct receipt_seen seen[RECEIPT_SEEN_MAX], step_seen; /* step: of the newest rows */
     uint32_t seen_count;
 
@@ -174,6 +185,10 @@ void engine_inner_forget_policy(struct session *session);
 uint32_t engine_inner_relieve(struct engine *engine, uint32_t wanted);
 int engine_inner_balance(struct engine *engine);
 int engine_inner_has_work(const struct session *session);
+/* Waits for layer `first`, while others may step; layers [first, *end_out) are there then.
+ * The error that transfer_layers_failed was told. */
+enum kv_err engine_inner_layers_wait(struct session *session, uint32_t first, uint32_t *end_out,
+                                     struct kv_diag *diag);
 /* The request ends: takes back what has no KV, IDLE when nothing is left to do. */
 void engine_inner_end_request(struct session *session);
 void engine_inner_needle_release(struct engine *engine, struct image_needle *needle);

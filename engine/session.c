@@ -74,6 +74,8 @@ enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for session '%s'", name);
     }
     session->engine = engine;
+    pthread_mutex_init(&session->gate.lock, NULL);
+    pthread_cond_init(&session->gate.moved, NULL);
     memcpy(session->name, name, strlen(name) + 1);
     session->last_used_ns = kv_clock_now_ns(engine->settings.clock);
     *session_out = session;
@@ -109,6 +111,8 @@ void engine_inner_session_release(struct session *session) {
     if (session->has_window)
         window_put(&session->window, &engine->slots);
     release_needles(session);
+    pthread_cond_destroy(&session->gate.moved);
+    pthread_mutex_destroy(&session->gate.lock);
     kv_alloc_release(alloc, session->ids);
     kv_alloc_release(alloc, session->roles);
     kv_alloc_release(alloc, session->blocks);

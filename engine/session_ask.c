@@ -222,21 +222,26 @@ static enum kv_err prepare(struct batch *batch, struct kv_diag *diag) {
 }
 
 /* A few layers at a time, so that who decodes beside it hardly notices; larger and larger pieces
- * where nobody does. */
-static enum kv_err run_pieces(struct batch *batch, struct kv_diag *diag) {
+ * where nobody does, or nobody may. Never more than are there. */
+static enum kv_err run_pieces(struct batch *batch, int shared, struct kv_diag *diag) {
     struct engine *engine = batch->session->engine;
     struct answers *answers = &batch->answers;
-    uint32_t layers = forward_layers(engine->forward);
+    uint32_t layers = forward_layers(engine->forward), there = 0;
     uint32_t each = batch->rows > batch->count ? LAYERS_BESIDE : LAYERS_OF_SINGLES;
     enum kv_err err = prepare(batch, diag);
 
     if (err != KV_OK)
         return err;
+    if (!shared)
+        each = layers;
     for (struct forward_piece piece = {0, 0, batch->kept}; piece.end < layers;) {
-        if (piece.end > 0)
-            each *= breathe(batch->session, 1) ? 1 : 2;
+        if (shared && piece.end > 0 && !breathe(batch->session, 1) && each < layers)
+            each *= 2;
+        err = engine_inner_layers_wait(batch->session, piece.end, &there, diag);
+        if (err != KV_OK)
+            return err;
         piece.first = piece.end;
-        piece.end = layers - piece.first > each ? piece.first + each : layers;
+        piece.end = there - piece.first > each ? piece.first + each : there;
         if (forward_run_piece(engine->forward, &engine->slots.pool, batch->seqs, batch->count,
                               &piece) != KV_OK)
             return engine_inner_device(engine, diag);
@@ -254,12 +259,13 @@ static enum kv_err run_pieces(struct batch *batch, struct kv_diag *diag) {
 
 static enum kv_err run(struct batch *batch, struct kv_diag *diag) {
     struct engine *engine = batch->session->engine;
+    int shared = is_shared(batch->session);
     enum kv_err err = KV_OK;
 
     if (batch->count == 0)
         return KV_OK;
-    if (is_shared(batch->session))
-        err = run_pieces(batch, diag);
+    if (shared || batch->session->gate.closed)
+        err = run_pieces(batch, shared, diag);
     else if (forward_run(engine->forward, &engine->slots.pool, batch->seqs, batch->count) != KV_OK)
         err = engine_inner_device(engine, diag);
     for (uint32_t i = 0; err == KV_OK && i < batch->count; i++)

@@ -156,4 +156,15 @@ enum kv_err transfer_load_publish(struct transfer_load *load, struct session **s
                                   struct kv_diag *diag);
 void transfer_load_abandon(struct transfer_load *load);
 
+/* A WAKING session whose layers are still on their way. Questions to it (session_ask, needles,
+ * probes, fingerprints) wait in front of each layer until it has arrived, while others may step;
+ * nothing else looks at its planes until it is WAKING no more. Whoever loads has ended before
+ * session_drop. Once all have arrived this costs nothing. */
+/* The scheduler thread, before the first question: no layer is there. */
+void transfer_layers_expect(struct session *session);
+/* Any thread: layers [0, layers) are in their places, on the device. The most ever told counts. */
+void transfer_layers_arrived(struct session *session, uint32_t layers);
+/* Any thread: the rest will not come. A question that needs more of them returns `err`. */
+void transfer_layers_failed(struct session *session, enum kv_err err);
+
 #endif

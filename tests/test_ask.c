@@ -1,24 +1,30 @@
 /* tests/test_ask.c - a question in pieces of a layer, between which others step.
  *
  * Responsible for: the bits of every row of a question that others step in the midst of; that they
- * do, behind every layer; that rows are looked at, and pages packed, while others may step.
+ * do, behind every layer; that rows are looked at, and pages packed, while others may step; that a
+ * question follows layers that arrive one after another.
  * Not responsible for: what is asked (test_probe.c, test_cli_needle.c), who steps (test_beside.c).
  *
  * Fails with BREAK_ASK_BREATHE (nobody steps before the last piece), BREAK_FORWARD_KEPT (a piece
- * goes on from what somebody else's step has left) and BREAK_FREEZE_AWAY (pages are packed by who
- * holds the engine).
+ * goes on from what somebody else's step has left), BREAK_FREEZE_AWAY (pages are packed by who
+ * holds the engine) and BREAK_LAYER_GATE (a question reads what has not arrived).
  */
 #include "engine/engine_inner.h"
 #include "tests/support_engine.h"
 #include "tests/testing.h"
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { TOKENS = 900, TALK = 700, ASKS = 4, ROWS = 12, MANY = 20 };
 
 static uint32_t ids[TOKENS], talk[TALK];
 
+struct bringer;
+
 struct scene {
+    struct bringer *bringer; /* brings a layer whenever this thread waits; or NULL */
     struct engine *engine;
     struct session *talking;
     int others; /* step whenever they may */
@@ -45,9 +51,112 @@ static int on_breathe(void *context, int small) {
     return 1;
 }
 
+/* --- layers that arrive */
+
+struct bringer {
+    struct session *session;
+    struct transfer_part parts[64];
+    uint8_t *bytes[64];
+    uint32_t count, layers, fails_at;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    uint32_t wanted; /* layers, under the lock */
+};
+
+/* Layer `layer` of a part, of which [layer] is the first dimension. From `bytes`, or poison. */
+static void put_layer(const struct bringer *bringer, const struct transfer_part *part,
+                      const uint8_t *bytes, uint32_t layer) {
+    uint64_t first = layer * (part->size / bringer->layers), at = 0;
+    uint64_t end = first + part->size / bringer->layers;
+    struct transfer_part own = {.stream = part->stream, .size = end - first};
+    uint8_t *poison = malloc(own.size);
+
+    assert_non_null(poison);
+    memset(poison, 0xff, own.size);
+    for (uint32_t i = 0; i < part->piece_count; at += part->pieces[i++].size) {
+        uint64_t from = at > first ? at : first;
+        uint64_t to = at + part->pieces[i].size < end ? at + part->pieces[i].size : end;
+        if (from < to)
+            own.pieces[own.piece_count++] =
+                (struct transfer_piece){(uint8_t *)part->pieces[i].bytes + (from - at), to - from};
+    }
+    assert_int_equal(
+        transfer_part_write(session_engine(bringer->session), &own, bytes ? bytes + first : poison),
+        KV_OK);
+    free(poison);
+}
+
+static void put_all(const struct bringer *bringer, uint32_t layer, int poison) {
+    for (uint32_t i = 0; i < bringer->count; i++)
+        put_layer(bringer, &bringer->parts[i], poison ? NULL : bringer->bytes[i], layer);
+}
+
+static void want(struct bringer *bringer, uint32_t more) {
+    pthread_mutex_lock(&bringer->lock);
+    bringer->wanted += more;
+    pthread_cond_signal(&bringer->moved);
+    pthread_mutex_unlock(&bringer->lock);
+}
+
+static void *bring_main(void *context) {
+    struct bringer *bringer = context;
+
+    for (uint32_t layer = 0; layer < bringer->layers; layer++) {
+        pthread_mutex_lock(&bringer->lock);
+        while (bringer->wanted <= layer)
+            pthread_cond_wait(&bringer->moved, &bringer->lock);
+        pthread_mutex_unlock(&bringer->lock);
+        if (layer == bringer->fails_at) {
+            transfer_layers_failed(bringer->session, KV_ERR_IO);
+            return NULL;
+        }
+        put_all(bringer, layer, 0);
+        transfer_layers_arrived(bringer->session, layer + 1);
+    }
+    return NULL;
+}
+
+/* The session is WAKING, all its planes are poison, and the bringer waits for the first to wait. */
+static void begin_bringing(struct bringer *bringer, struct session *session, uint32_t fails_at) {
+    struct engine *engine = session_engine(session);
+
+    *bringer = (struct bringer){.session = session, .fails_at = fails_at};
+    bringer->layers = engine->model.geometry.layers;
+    for (uint32_t b = 0; b < session->block_count; b++)
+        bringer->count += transfer_block_parts(session->blocks[b], bringer->parts + bringer->count);
+    assert_true(bringer->count > 0 && bringer->count <= 64);
+    for (uint32_t i = 0; i < bringer->count; i++) {
+        bringer->bytes[i] = malloc(bringer->parts[i].size);
+        assert_int_equal(transfer_part_read(engine, &bringer->parts[i], bringer->bytes[i]), KV_OK);
+    }
+    for (uint32_t layer = 0; layer < bringer->layers; layer++)
+        put_all(bringer, layer, 1);
+    assert_int_equal(session_move(session, SESSION_SLEEPING), KV_OK);
+    assert_int_equal(session_move(session, SESSION_WAKING), KV_OK);
+    transfer_layers_expect(session);
+    pthread_mutex_init(&bringer->lock, NULL);
+    pthread_cond_init(&bringer->moved, NULL);
+    assert_int_equal(pthread_create(&bringer->thread, NULL, bring_main, bringer), 0);
+}
+
+static void end_bringing(struct bringer *bringer) {
+    want(bringer, bringer->layers);
+    pthread_join(bringer->thread, NULL);
+    pthread_cond_destroy(&bringer->moved);
+    pthread_mutex_destroy(&bringer->lock);
+    for (uint32_t layer = bringer->fails_at; layer < bringer->layers; layer++)
+        put_all(bringer, layer, 0);
+    for (uint32_t i = 0; i < bringer->count; i++)
+        free(bringer->bytes[i]);
+    assert_int_equal(session_move(bringer->session, SESSION_IDLE), KV_OK);
+}
+
 static void on_away(void *context) {
     struct scene *scene = context;
 
+    if (scene->bringer)
+        want(scene->bringer, 1);
     scene->away++;
     scene->times_away++;
 }
@@ -160,4 +269,67 @@ static void others_step_within_a_question(void **state) {
     engine_close(scene.engine);
 }
 
-TESTING_MAIN(cmocka_unit_test(others_step_within_a_question))
+/* One that fails, one where others step, one where nobody may. */
+static void ask_as_layers_arrive(struct scene *scene, struct session *asked,
+                                 const struct heard *alone) {
+    static struct heard beside;
+    struct bringer bringer;
+    struct image_fingerprint print;
+    struct kv_diag diag = {""};
+    uint32_t layers = scene->engine->model.geometry.layers;
+
+    begin_bringing(&bringer, asked, layers / 2);
+    scene->bringer = &bringer;
+    enum kv_err err = session_fingerprint(asked, 0, &print, &diag);
+    scene->bringer = NULL;
+    end_bringing(&bringer);
+    assert_int_equal(err, KV_ERR_IO);
+    assert_non_null(strstr(diag.text, "did not arrive"));
+    transfer_layers_arrived(asked, layers);
+    for (int shared = 1; shared >= 0; shared--) {
+        /* What had failed has come after all. */
+        assert_int_equal(session_fingerprint(asked, 0, &print, &diag), KV_OK);
+        scene->others = shared;
+        scene->engine->settings.hooks.breathe = shared ? on_breathe : NULL;
+        begin_bringing(&bringer, asked, layers);
+        scene->times_away = 0;
+        scene->bringer = &bringer;
+        ask_all(asked, scene, &beside);
+        scene->bringer = NULL;
+        end_bringing(&bringer);
+        assert_int_equal(scene->away, 0);
+        assert_true(scene->times_away >= layers);
+        assert_memory_equal(beside.rows, alone->rows, sizeof alone->rows);
+        /* From now on nobody waits. */
+        scene->others = 0;
+        scene->engine->settings.hooks.breathe = NULL;
+        scene->times_away = 0;
+        ask_all(asked, scene, &beside);
+        assert_int_equal(scene->times_away, 0);
+        assert_memory_equal(beside.rows, alone->rows, sizeof alone->rows);
+    }
+}
+
+static void a_question_follows_the_layers(void **state) {
+    static struct heard alone;
+    struct scene scene = {0};
+    struct support_engine_options options = support_engine_default();
+    struct kv_diag diag = {""};
+
+    (void)state;
+    options.hooks = (struct engine_hooks){.context = &scene, .away = on_away, .back = on_back};
+    scene.engine = support_engine_synth(&options, "synth:small");
+    support_engine_ids(testing_seed("ids", 5), 256, ids, TOKENS);
+    support_engine_ids(testing_seed("talk", 6), 256, talk, TALK);
+    struct session *asked = support_engine_session(scene.engine, "asked", IMAGE_RECIPE_V3);
+    scene.talking = support_engine_session(scene.engine, "talking", IMAGE_RECIPE_V3);
+    support_engine_feed(asked, ids, TOKENS);
+    ask_all(asked, &scene, &alone);
+    assert_int_equal(session_feed(scene.talking, talk, TALK, IMAGE_USER, &diag), KV_OK);
+    assert_int_equal(session_generate(scene.talking, 5, &diag), KV_OK);
+    ask_as_layers_arrive(&scene, asked, &alone);
+    engine_close(scene.engine);
+}
+
+TESTING_MAIN(cmocka_unit_test(others_step_within_a_question),
+             cmocka_unit_test(a_question_follows_the_layers))
