@@ -189,9 +189,6 @@ static int make_sessions(struct nine_results *results, struct nine *nine, struct
     uint32_t awake = results->curves[results->curve_count - 1].largest;
     struct receipt receipt;
 
-    for (uint32_t i = 0; i < awake; i++)
-        if (nine_register(nine, i, diag) != KV_OK)
-            return 0;
     for (uint32_t i = awake; i < results->wish->sessions; i++)
         if (nine_sleep(nine, i - awake, &receipt, diag) != KV_OK ||
             nine_add(nine, i, diag) != KV_OK || nine_register(nine, i, diag) != KV_OK)
@@ -259,6 +256,8 @@ static int act_life(struct nine_results *results, struct nine *nine, struct kv_d
     nine_tell_score(results, "all sessions", &life->score);
     if (life->proven != life->wakes || life->wakes == 0)
         nine_wrong(results, "a wake is not proven", life->first_unproven);
+    if (nine->sleeps_kept != nine->sleeps)
+        nine_wrong(results, "a sleep has not kept all needles", nine->first_unkept);
     return 1;
 }
 

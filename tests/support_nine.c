@@ -7,7 +7,6 @@
 
 #include "engine/engine_inner.h"
 #include "engine/model/tokenizer.h"
-#include "engine/needle.h"
 #include "store/base/clock.h"
 #include "store/store_ram.h"
 #include "tools/service.h"
@@ -161,7 +160,7 @@ enum kv_err nine_open(const struct nine_settings *settings, uint32_t users, stru
     nine_out->user_count = users;
     baton_init(&nine_out->baton);
     KV_TRY(synth_parse(settings->model, &nine_out->synth, diag));
-    words = NINE_SHARED + NINE_ABSENT + (uint64_t)users * 10;
+    words = NINE_SHARED + NINE_ABSENT + (uint64_t)users * NINE_WORDS;
     if (users < 1 || users > NINE_SESSIONS_MAX ||
         (!settings->blank && words > nine_out->synth.words / 2))
         KV_TRY(kv_diag_set(diag, KV_ERR_INVALID, "%s has no words for %u sessions: ask for fewer",
@@ -269,15 +268,17 @@ uint64_t nine_store_need(const struct nine *nine, uint32_t sessions) {
 
 /* --- a user's text */
 
-/* Words: shared keys, absent keys, then ten of each user: its own key, and nine values. */
+/* Words: shared keys, absent keys, then those of each user: its own key, and eleven values. */
 static uint32_t word_of(uint32_t index, uint32_t which) {
-    return NINE_SHARED + NINE_ABSENT + index * 10 + which;
+    return NINE_SHARED + NINE_ABSENT + index * NINE_WORDS + which;
 }
+
+static const uint32_t needle_facts[NINE_NEEDLES] = {6, 7, 8, 9, 10, 11, 12, 13};
 
 static void plant(struct nine *nine, uint32_t index, uint32_t which, uint64_t at) {
     static const enum support_synth_kind kinds[NINE_FACTS] = {
-        SUPPORT_GRADED, SUPPORT_GRADED, SUPPORT_GRADED, SUPPORT_GRADED,
-        SUPPORT_SIX,    SUPPORT_PLAIN,  SUPPORT_PLAIN,  SUPPORT_PLAIN,
+        SUPPORT_GRADED, SUPPORT_GRADED, SUPPORT_GRADED, SUPPORT_GRADED, SUPPORT_SIX,
+        SUPPORT_PLAIN,  SUPPORT_PLAIN,  SUPPORT_PLAIN,  SUPPORT_PLAIN,  SUPPORT_PLAIN,
         SUPPORT_PLAIN,  SUPPORT_PLAIN,  SUPPORT_PLAIN,  SUPPORT_PLAIN};
     struct nine_user *user = &nine->users[index];
     struct support_synth_fact *fact = &user->facts[which];
@@ -294,7 +295,7 @@ static void plant(struct nine *nine, uint32_t index, uint32_t which, uint64_t at
     else
         fact->value = word_of(index, 1 + which - 4);
     if (fact->kind == SUPPORT_SIX)
-        fact->other = word_of(index, 9);
+        fact->other = word_of(index, NINE_WORDS - 1);
     support_synth_plant(fact, user->ids);
 }
 
@@ -319,7 +320,9 @@ static void write_text(struct nine *nine, uint32_t index) {
     plant(nine, index, 8, first + (blocks * 5 / 8 + 1) * 256 - 1); /* two blocks in the middle */
     plant(nine, index, 9, first + blocks / 3 * LAYOUT_BLOCK_TOKENS + LAYOUT_PAGE_TOKENS - 1);
     plant(nine, index, 10, window - 1); /* the last block and the window */
-    plant(nine, index, 11, user->tokens - 2 * SUPPORT_SYNTH_FACT);
+    plant(nine, index, 11, first + blocks / 4 * LAYOUT_BLOCK_TOKENS + 2 * LAYOUT_PAGE_TOKENS - 1);
+    plant(nine, index, 12, first + blocks * 7 / 8 * LAYOUT_BLOCK_TOKENS + 200);
+    plant(nine, index, 13, user->tokens - 2 * SUPPORT_SYNTH_FACT);
 }
 
 enum kv_err nine_add(struct nine *nine, uint32_t index, struct kv_diag *diag) {
@@ -376,12 +379,11 @@ void nine_drop_all(struct nine *nine) {
 }
 
 enum kv_err nine_register(struct nine *nine, uint32_t index, struct kv_diag *diag) {
-    static const uint32_t which[NINE_NEEDLES] = {8, 9};
     const struct nine_user *user = &nine->users[index];
     enum kv_err err = KV_OK;
 
     for (uint32_t i = 0; err == KV_OK && i < NINE_NEEDLES; i++)
-        err = support_synth_register(user->session, &user->facts[which[i]], diag);
+        err = support_synth_register(user->session, &user->facts[needle_facts[i]], diag);
     return err;
 }
 
@@ -546,4 +548,60 @@ enum kv_err nine_prove(struct nine *nine, uint32_t index, struct nine_score *sco
 int nine_score_good(const struct nine_score *score) {
     return score->asked > 0 && score->right == score->asked && score->thief == 0 &&
            score->invented == 0 && score->named == score->graded;
+}
+
+/* --- needles that can fail */
+
+void nine_count_kept(const struct nine *nine, uint32_t index, uint64_t n_kv,
+                     const struct needle_result results[NINE_NEEDLES], struct nine_kept *kept) {
+    const struct nine_user *user = &nine->users[index];
+    uint32_t own = 0;
+
+    for (uint32_t i = 0; i < NINE_NEEDLES; i++) {
+        const struct needle_result *result = &results[i];
+        uint32_t depth;
+        enum layout_tier tier =
+            tier_at(&user->policy, user->facts[needle_facts[i]].at + 1, n_kv, &depth);
+        int is_kept = result->asked && result->passed && result->kept;
+#ifdef BREAK_NINE_KEPT
+        is_kept = result->passed;
+#endif
+        own += (uint32_t)is_kept;
+        add_tally(&kept->tiers[tier], is_kept, result->logp - result->logp_hole);
+        add_tally(&kept->depths[depth], is_kept, result->logp - result->logp_hole);
+        if (!is_kept && kept->first_unkept[0] == 0)
+            snprintf(kept->first_unkept, sizeof kept->first_unkept,
+                     "%s, needle %u at %llu, %s: %s, log-probability %.2f, with the hole %.2f",
+                     user->name, i, (unsigned long long)user->facts[needle_facts[i]].at,
+                     layout_tier_name(tier),
+                     !result->asked    ? "not asked"
+                     : !result->passed ? "not answered"
+                                       : "not kept",
+                     (double)result->logp, (double)result->logp_hole);
+    }
+    kept->least = kept->users++ == 0 || own < kept->least ? own : kept->least;
+    kept->asked += NINE_NEEDLES;
+    kept->kept += own;
+}
+
+enum kv_err nine_keep(struct nine *nine, uint32_t index, struct nine_kept *kept,
+                      struct kv_diag *diag) {
+    const struct needle_question question = {.with_hole = 1, .update = 1};
+    struct session *session = nine->users[index].session;
+    struct needle_result results[NINE_NEEDLES];
+    uint32_t indices[NINE_NEEDLES];
+    const struct needle_list list = {indices, NINE_NEEDLES};
+    struct session_info info;
+    enum kv_err err = nine_register(nine, index, diag);
+
+    for (uint32_t i = 0; i < NINE_NEEDLES; i++)
+        indices[i] = i;
+    if (err == KV_OK)
+        err = needle_check_all(session, &list, &question, results, diag);
+    if (err != KV_OK)
+        return err;
+    session_info(session, &info);
+    nine->users[index].policy = nine->policy.pressure ? info.policy : nine->policy;
+    nine_count_kept(nine, index, info.n_kv, results, kept);
+    return KV_OK;
 }

@@ -16,6 +16,7 @@
 #ifndef TESTS_SUPPORT_NINE_H
 #define TESTS_SUPPORT_NINE_H
 
+#include "engine/needle.h"
 #include "restore/restore.h"
 #include "snapshot/snapshot.h"
 #include "tests/support_nine_holds.h"
@@ -27,12 +28,13 @@ enum {
     NINE_SESSIONS_MAX = 64,
     NINE_SAVERS = NINE_SESSIONS_MAX, /* two more, of support_nine_save.h */
     NINE_USERS_MAX = NINE_SAVERS + 2,
-    NINE_SHARED = 11, /* facts under shared keys */
+    NINE_SHARED = 13, /* facts under shared keys */
     NINE_FACTS,       /* and one under its own */
     NINE_FOREIGN = 2, /* questions about other users' own keys */
     NINE_ABSENT = 2,
     NINE_ASKS = NINE_FACTS + NINE_FOREIGN + NINE_ABSENT,
-    NINE_NEEDLES = 2, /* registered with the session, for its receipts */
+    NINE_NEEDLES = 8, /* of the facts: registered with the session, asked plain and with the hole */
+    NINE_WORDS = 12,  /* of each user */
     NINE_TOKENS_MIN = 2048,
     NINE_DEPTHS = 6 /* sinks, quarters of the blocks from the oldest, window */
 };
@@ -81,6 +83,8 @@ struct nine {
     struct image_policy policy;
     double opened_s, filled_s;
     uint64_t filled_tokens;
+    uint32_t sleeps, sleeps_kept; /* of receipts; and those that kept NINE_NEEDLES needles */
+    char first_unkept[NINE_TEXT_BYTES];
 };
 
 enum kv_err nine_open(const struct nine_settings *settings, uint32_t users, struct nine *nine_out,
@@ -96,7 +100,8 @@ uint64_t nine_store_need(const struct nine *nine, uint32_t sessions);
 enum kv_err nine_add(struct nine *nine, uint32_t index, struct kv_diag *diag);
 void nine_drop(struct nine *nine, uint32_t index);
 void nine_drop_all(struct nine *nine);
-/* Registers NINE_NEEDLES facts that receipts then account for. */
+/* Registers NINE_NEEDLES facts that receipts then account for: at every depth and on every edge but
+ * in the sinks, which no hole hides. */
 enum kv_err nine_register(struct nine *nine, uint32_t index, struct kv_diag *diag);
 /* Until every block is durable and no plane waits. */
 void nine_settle(struct nine *nine);
@@ -129,6 +134,22 @@ void nine_judge(const struct nine *nine, uint32_t index, uint64_t n_kv,
 enum kv_err nine_prove(struct nine *nine, uint32_t index, struct nine_score *score,
                        struct kv_diag *diag);
 int nine_score_good(const struct nine_score *score);
+
+/* Needles that can fail: right, and no longer so once the place of the fact is hidden. */
+struct nine_kept {
+    uint32_t users, asked, kept;
+    uint32_t least; /* kept of the user who has fewest */
+    /* `right`: kept; `margin`: what the hole costs in nats. */
+    struct nine_tally tiers[LAYOUT_TIER_COUNT], depths[NINE_DEPTHS];
+    char first_unkept[NINE_TEXT_BYTES];
+};
+/* Registers user `index`'s needles, asks them plain and with the hole, and adds what is kept; the
+ * session's record is updated. */
+enum kv_err nine_keep(struct nine *nine, uint32_t index, struct nine_kept *kept,
+                      struct kv_diag *diag);
+/* The adding alone, with results in the order of registering. */
+void nine_count_kept(const struct nine *nine, uint32_t index, uint64_t n_kv,
+                     const struct needle_result results[NINE_NEEDLES], struct nine_kept *kept);
 
 double nine_seconds(void);
 void nine_sort(uint64_t *ns, uint32_t count);  /* the smallest first */

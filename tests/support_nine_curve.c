@@ -127,6 +127,8 @@ enum kv_err nine_curve_run(struct nine *nine, const struct nine_recipe *recipe, 
         err = measure(nine, curve, steps, diag);
     for (uint32_t i = 0; i < curve->largest && err == KV_OK; i++)
         err = nine_prove(nine, i, &curve->score, diag);
+    for (uint32_t i = 0; i < curve->largest && err == KV_OK; i++)
+        err = nine_keep(nine, i, &curve->kept, diag);
     return err;
 }
 

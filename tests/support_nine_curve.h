@@ -33,11 +33,12 @@ struct nine_curve {
     int equal;
     char differs[NINE_TEXT_BYTES];
     struct nine_score score;
+    struct nine_kept kept;
     double filled_s; /* of that many tokens */
     uint64_t filled_tokens;
 };
 
-/* Users stay awake afterwards; `users` of them, or as many as fit. */
+/* Users stay awake afterwards, their needles registered; `users` of them, or as many as fit. */
 enum kv_err nine_curve_run(struct nine *nine, const struct nine_recipe *recipe, uint32_t users,
                            uint32_t steps, struct nine_curve *curve_out, struct kv_diag *diag);
 

@@ -79,6 +79,31 @@ static void add_score(cJSON *to, const struct nine_score *score) {
     cJSON_AddItemToObject(own, "by_depth", depths);
 }
 
+static void add_kept(cJSON *to, const struct nine_kept *kept) {
+    cJSON *own = cJSON_AddObjectToObject(to, "needles_kept");
+    cJSON *tiers = cJSON_AddObjectToObject(own, "by_tier");
+    cJSON *depths = cJSON_AddArrayToObject(own, "by_depth");
+
+    cJSON_AddNumberToObject(own, "users", kept->users);
+    cJSON_AddNumberToObject(own, "asked", kept->asked);
+    cJSON_AddNumberToObject(own, "kept", kept->kept);
+    cJSON_AddNumberToObject(own, "least_of_a_user", kept->least);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
+        if (!kept->tiers[i].asked)
+            continue;
+        cJSON *tier = cJSON_AddObjectToObject(tiers, layout_tier_name((enum layout_tier)i));
+        cJSON_AddNumberToObject(tier, "asked", kept->tiers[i].asked);
+        cJSON_AddNumberToObject(tier, "kept", kept->tiers[i].right);
+        cJSON_AddNumberToObject(tier, "hole_nats_least", (double)kept->tiers[i].margin);
+    }
+    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
+        cJSON *depth = cJSON_CreateObject();
+        cJSON_AddNumberToObject(depth, "asked", kept->depths[i].asked);
+        cJSON_AddNumberToObject(depth, "kept", kept->depths[i].right);
+        cJSON_AddItemToArray(depths, depth);
+    }
+}
+
 static void add_pool(cJSON *to, const struct nine_curve *curve) {
     cJSON *tiers = cJSON_AddObjectToObject(to, "blocks_by_tier");
     cJSON *streams = cJSON_AddObjectToObject(to, "slots_by_stream");
@@ -131,6 +156,7 @@ static void add_curve(cJSON *to, const struct nine_curve *curve, uint64_t weight
     cJSON_AddItemToObject(to, "points", points);
     add_pool(to, curve);
     add_score(to, &curve->score);
+    add_kept(to, &curve->kept);
 }
 
 static void add_life(cJSON *to, struct nine_results *results) {

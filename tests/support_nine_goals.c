@@ -147,7 +147,7 @@ static void save_rows(struct nine_results *results) {
 
 void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
     struct nine_life *life = &results->life;
-    uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0;
+    uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0, kept = UINT32_MAX;
 
     nine_tell_act(results, "Goal and value");
     for (uint32_t i = 0; i < results->curve_count; i++) {
@@ -157,11 +157,14 @@ void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
         right += curve->score.right;
         thief += curve->score.thief;
         invented += curve->score.invented;
+        kept = curve->kept.least < kept ? curve->kept.least : kept;
     }
     nine_row(results, "recipes whose slots predicted and counted differ", 0, NINE_AT_MOST, unequal);
     nine_row(results, "needles right", asked, NINE_AT_LEAST, right);
     nine_row(results, "needles answered with another user's value", 0, NINE_AT_MOST, thief);
     nine_row(results, "values invented for absent keys", 0, NINE_AT_MOST, invented);
+    nine_row(results, "needles kept (they can fail) of a user, the fewest", NINE_NEEDLES,
+             NINE_AT_LEAST, kept);
     tell_best_use(results, nine);
     for (uint32_t i = 0; i < results->curve_count && results->copy_rate > 0; i++) {
         const struct nine_curve *curve = &results->curves[i];
@@ -179,6 +182,8 @@ void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
     double quiet = nine_gaps_ms(&life->quiet, 0.5), quiet_p99 = nine_gaps_ms(&life->quiet, 0.99);
     nine_row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes,
              NINE_AT_LEAST, life->proven);
+    nine_row(results, "sleeps that kept 8 needles (asked plain and with the hole)", nine->sleeps,
+             NINE_AT_LEAST, nine->sleeps_kept);
     nine_row(results, "needles right of all sessions at the end", life->score.asked, NINE_AT_LEAST,
              life->score.right);
     printf("  decoding of the others: quiet p50 %.3f ms, p99 %.3f (%u steps); meanwhile p50 %.3f, "

@@ -74,7 +74,7 @@ int nine_wake_proven(const struct receipt *receipt, char text_out[NINE_TEXT_BYTE
     int proven = receipt->err == KV_OK && receipt->operation == RECEIPT_RESTORE &&
                  receipt->fingerprint == RECEIPT_BITS_EQUAL && receipt->digests_checked > 0 &&
                  receipt->digests_failed == 0 && receipt->tokens_prefilled == 0 &&
-                 receipt->needles_asked == NINE_NEEDLES &&
+                 receipt->needles_kept == NINE_NEEDLES && receipt->needles_asked == NINE_NEEDLES &&
                  receipt->needles_passed == receipt->needles_asked;
 #ifdef BREAK_NINE_UNPROVEN
     proven = 1;
@@ -83,12 +83,28 @@ int nine_wake_proven(const struct receipt *receipt, char text_out[NINE_TEXT_BYTE
     if (!proven)
         snprintf(text_out, NINE_TEXT_BYTES,
                  "%.40s: error %d, fingerprint %s, %u digests checked and %u failed, %llu tokens "
-                 "prefilled, needles %u of %u",
+                 "prefilled, needles %u of %u, %u kept",
                  receipt->name, (int)receipt->err, receipt_proof_name(receipt->fingerprint),
                  receipt->digests_checked, receipt->digests_failed,
                  (unsigned long long)receipt->tokens_prefilled, receipt->needles_passed,
-                 receipt->needles_asked);
+                 receipt->needles_asked, receipt->needles_kept);
     return proven;
+}
+
+int nine_sleep_kept(const struct receipt *receipt) {
+    return receipt->needles_kept == NINE_NEEDLES && receipt->needles_asked == NINE_NEEDLES &&
+           receipt->needles_passed == NINE_NEEDLES;
+}
+
+static void count_sleep(struct nine *nine, const struct receipt *receipt) {
+    int kept = nine_sleep_kept(receipt);
+
+    nine->sleeps++;
+    nine->sleeps_kept += (uint32_t)kept;
+    if (!kept && nine->first_unkept[0] == 0)
+        snprintf(nine->first_unkept, sizeof nine->first_unkept,
+                 "%.40s: needles %u of %u passed, %u kept", receipt->name, receipt->needles_passed,
+                 receipt->needles_asked, receipt->needles_kept);
 }
 
 enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receipt_out,
@@ -97,9 +113,11 @@ enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receip
 
     user->away = 1;
     enum kv_err err = snapshot_sleep(nine->snapshot, user->session, receipt_out, diag);
-    if (err == KV_OK)
-        user->session = NULL;
-    return err;
+    if (err != KV_OK)
+        return err;
+    user->session = NULL;
+    count_sleep(nine, receipt_out);
+    return KV_OK;
 }
 
 static enum kv_err wake(struct nine *nine, uint32_t index, struct nine_life *life,

@@ -41,11 +41,14 @@ struct nine_life {
 
 /* 1 when a receipt of a wake proves it: digests, equal bits, nothing prefilled, all needles. */
 int nine_wake_proven(const struct receipt *receipt, char text_out[NINE_TEXT_BYTES]);
+/* 1 when all needles were asked plain and with the hole before it slept, passed and were kept. */
+int nine_sleep_kept(const struct receipt *receipt);
 
 /* Lives for `seconds` with everybody of `users` who is awake, then asks all sessions everything.
  * All exist, at least one is awake and one asleep; the store is open. */
 enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
                       struct kv_diag *diag);
+/* Counted in nine->sleeps and, when it kept all needles, in sleeps_kept. */
 enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receipt_out,
                        struct kv_diag *diag);
 /* Reads `bytes` of the store's segments, one thread, 1 MiB at a time, O_DIRECT. */

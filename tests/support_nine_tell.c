@@ -6,6 +6,7 @@
 #include "tests/support_nine_tell.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 
 void nine_wrong(struct nine_results *results, const char *what, const char *why) {
@@ -49,11 +50,11 @@ static void tell_pool(const struct nine_curve *curve) {
     printf("\n");
 }
 
+static const char *const depths[NINE_DEPTHS] = {"sinks",       "1st quarter", "2nd quarter",
+                                                "3rd quarter", "4th quarter", "window"};
+
 void nine_tell_score(struct nine_results *results, const char *what,
                      const struct nine_score *score) {
-    static const char *const depths[NINE_DEPTHS] = {"sinks",       "1st quarter", "2nd quarter",
-                                                    "3rd quarter", "4th quarter", "window"};
-
     printf("  needles of %u: right %u of %u (foreign keys %u, absent %u), thief %u, invented %u, "
            "tiers named %u of %u\n   ",
            score->users, score->right, score->asked, score->foreign, score->absent, score->thief,
@@ -68,6 +69,27 @@ void nine_tell_score(struct nine_results *results, const char *what,
     printf("\n");
     if (!nine_score_good(score))
         nine_wrong(results, what, score->first_wrong);
+}
+
+static void tell_kept(struct nine_results *results, const char *what,
+                      const struct nine_kept *kept) {
+    float drop = INFINITY;
+
+    printf("    needles that can fail, kept %u of %u x %u users:", kept->kept, NINE_NEEDLES,
+           kept->users);
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++)
+        if (kept->tiers[i].asked) {
+            printf(" %s %u/%u", layout_tier_name((enum layout_tier)i), kept->tiers[i].right,
+                   kept->tiers[i].asked);
+            drop = kept->tiers[i].margin < drop ? kept->tiers[i].margin : drop;
+        }
+    printf(";");
+    for (uint32_t i = 0; i < NINE_DEPTHS; i++)
+        if (kept->depths[i].asked)
+            printf(" %s %u/%u", depths[i], kept->depths[i].right, kept->depths[i].asked);
+    printf("; a hole costs at least %.1f nats\n", (double)drop);
+    if (kept->kept != kept->asked)
+        nine_wrong(results, what, kept->first_unkept);
 }
 
 /* Weights and resident KV at the rate of a copy. */
@@ -90,10 +112,12 @@ void nine_tell_curve(struct nine_results *results, const struct nine_curve *curv
     if (curve->full[0])
         printf("  %u of %u users: %s\n", curve->largest, curve->wanted, curve->full);
     tell_pool(curve);
-    if (!curve->equal)
+    if (!curve->equal) {
         nine_wrong(results, curve->recipe->name, curve->differs);
-    else
+    } else {
         nine_tell_score(results, curve->recipe->name, &curve->score);
+        tell_kept(results, curve->recipe->name, &curve->kept);
+    }
     fflush(stdout);
 }
 

@@ -6,7 +6,8 @@
  * Not responsible for: 8B geometry (make gpu-demo).
  *
  * Fails with BREAK_NINE_THIEF (a thief is not counted), BREAK_NINE_SLOT (arithmetic is off by one
- * slot) and BREAK_NINE_UNPROVEN (every wake counts as proven).
+ * slot), BREAK_NINE_UNPROVEN (every wake counts as proven) and BREAK_NINE_KEPT (a needle that the
+ * hole does not hurt counts as kept).
  */
 #include "tests/support_nine_curve.h"
 #include "tests/support_nine_save.h"
@@ -82,6 +83,13 @@ static void every_recipe_agrees_to_the_slot_and_answers(void **state) {
         int control =
             curve.policy.recipe == IMAGE_RECIPE_FP8 || curve.policy.recipe == IMAGE_RECIPE_V1;
         assert_int_equal(curve.score.graded, control ? 0 : USERS * 4);
+        if (curve.kept.kept != curve.kept.asked)
+            fail_msg("%s: %s", curve.recipe->name, curve.kept.first_unkept);
+        assert_int_equal(curve.kept.asked, USERS * NINE_NEEDLES);
+        assert_int_equal(curve.kept.least, NINE_NEEDLES);
+        assert_int_equal(curve.kept.depths[0].asked, 0);
+        for (uint32_t depth = 1; depth < NINE_DEPTHS; depth++)
+            assert_true(curve.kept.depths[depth].right >= USERS);
         assert_int_equal(curve.score.absent, USERS * (NINE_ABSENT + (control ? 4 : 0)));
         for (uint32_t tier = 0; tier < LAYOUT_TIER_BF16; tier++)
             tiers += curve.score.tiers[tier].asked > 0;
@@ -193,6 +201,31 @@ static void a_thief_is_counted_and_so_is_what_is_invented(void **state) {
     nine_close(&nine);
 }
 
+/* Fails with BREAK_NINE_KEPT. */
+static void a_needle_that_the_hole_does_not_hurt_is_not_kept(void **state) {
+    (void)state;
+    const struct nine_settings settings = small();
+    struct needle_result results[NINE_NEEDLES];
+    struct nine_kept kept = {0};
+    struct kv_diag diag = {""};
+
+    must(nine_open(&settings, 1, &nine, &diag), &diag);
+    nine.policy = nine_recipe_policy(nine_recipe_find("v3", 2), TOKENS);
+    must(nine_add(&nine, 0, &diag), &diag);
+    must(nine_keep(&nine, 0, &kept, &diag), &diag);
+    assert_int_equal(kept.kept, NINE_NEEDLES);
+    assert_int_equal(kept.first_unkept[0], 0);
+    for (uint32_t i = 0; i < NINE_NEEDLES; i++)
+        results[i] = (struct needle_result){1, 1, 1, -1, -20};
+    results[3].kept = 0;
+    results[3].logp_hole = -2;
+    nine_count_kept(&nine, 0, TOKENS, results, &kept);
+    assert_int_equal(kept.kept, 2 * NINE_NEEDLES - 1);
+    assert_int_equal(kept.least, NINE_NEEDLES - 1);
+    assert_true(kept.first_unkept[0] != 0);
+    nine_close(&nine);
+}
+
 /* --- wakes */
 
 /* Fails with BREAK_NINE_UNPROVEN. */
@@ -201,13 +234,15 @@ static void a_wake_is_proven_by_every_part_of_its_receipt(void **state) {
     const struct receipt good = {.operation = RECEIPT_RESTORE,
                                  .fingerprint = RECEIPT_BITS_EQUAL,
                                  .digests_checked = 9,
+                                 .needles_kept = NINE_NEEDLES,
                                  .needles_asked = NINE_NEEDLES,
                                  .needles_passed = NINE_NEEDLES};
-    struct receipt bad[7];
+    struct receipt bad[8];
     char text[NINE_TEXT_BYTES];
 
     assert_true(nine_wake_proven(&good, text));
-    for (uint32_t i = 0; i < 7; i++)
+    assert_true(nine_sleep_kept(&good));
+    for (uint32_t i = 0; i < 8; i++)
         bad[i] = good;
     bad[0].fingerprint = RECEIPT_TOP_EQUAL;
     bad[1].tokens_prefilled = 1;
@@ -216,7 +251,9 @@ static void a_wake_is_proven_by_every_part_of_its_receipt(void **state) {
     bad[4].needles_asked = bad[4].needles_passed = 0;
     bad[5].err = KV_ERR_PROOF;
     bad[6].digests_checked = 0;
-    for (uint32_t i = 0; i < 7; i++)
+    bad[7].needles_kept--;
+    assert_false(nine_sleep_kept(&bad[7]) || nine_sleep_kept(&bad[3]) || nine_sleep_kept(&bad[4]));
+    for (uint32_t i = 0; i < 8; i++)
         if (nine_wake_proven(&bad[i], text) || text[0] == 0)
             fail_msg("receipt %u counts as proven", i);
 }
@@ -241,7 +278,7 @@ static void more_sessions_than_are_awake_live(void **state) {
         must(nine_register(&nine, i, &diag), &diag);
         if (i >= USERS) {
             must(nine_sleep(&nine, i, &receipt, &diag), &diag);
-            assert_int_equal(receipt.needles_kept, NINE_NEEDLES);
+            assert_true(nine_sleep_kept(&receipt));
         }
     }
     must(nine_live(&nine, 1, life, &diag), &diag);
@@ -250,6 +287,7 @@ static void more_sessions_than_are_awake_live(void **state) {
     assert_true(life->wakes > SESSIONS - USERS && life->move_count > 0);
     assert_true(life->quiet.count >= 20 && life->moving.count > 0);
     assert_int_equal(life->score.users, SESSIONS);
+    assert_true(nine.sleeps > 0 && nine.sleeps_kept == nine.sleeps);
     if (!nine_score_good(&life->score))
         fail_msg("%s", life->score.first_wrong);
     assert_true(nine_store_need(&nine, SESSIONS) > nine_store_need(&nine, SESSIONS - 1));
@@ -368,6 +406,7 @@ TESTING_MAIN(cmocka_unit_test(the_goals_of_users_follow_from_arithmetic),
              cmocka_unit_test(as_many_users_fit_as_arithmetic_says),
              cmocka_unit_test(a_full_pool_is_said),
              cmocka_unit_test(a_thief_is_counted_and_so_is_what_is_invented),
+             cmocka_unit_test(a_needle_that_the_hole_does_not_hurt_is_not_kept),
              cmocka_unit_test(a_wake_is_proven_by_every_part_of_its_receipt),
              cmocka_unit_test(more_sessions_than_are_awake_live),
              cmocka_unit_test(saves_write_what_is_new),

@@ -128,6 +128,9 @@ def draw_one(plot, curve, path):
     needles = curve["needles"]
     what = "recipe %s, needles %d of %d right" % (curve["recipe"], needles["right"],
                                                   needles["asked"])
+    if "needles_kept" in curve:
+        kept = curve["needles_kept"]
+        what += ", kept (they can fail) %d of %d" % (kept["kept"], kept["asked"])
     if curve["users_largest"] < curve["users_wanted"]:
         what += ", the pool is full at %d users" % curve["users_largest"]
     finish(plot, figure, curve, what, path)
