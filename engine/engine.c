@@ -210,6 +210,8 @@ enum kv_err engine_open(const struct engine_settings *settings, const void *mode
     posts_init(&engine->posts);
     posts_init(&engine->behind);
     pthread_mutex_init(&engine->lane_in, NULL);
+    pthread_mutex_init(&engine->lane_lent, NULL);
+    pthread_mutex_init(&engine->lane_check, NULL);
     KV_TRY(open_device(engine, model_size, diag));
     KV_TRY(open_model(engine, model_bytes, model_size, diag));
     KV_TRY(open_pool(engine, diag));
@@ -242,6 +244,8 @@ void engine_close(struct engine *engine) {
     posts_release(&engine->posts);
     posts_release(&engine->behind);
     pthread_mutex_destroy(&engine->lane_in);
+    pthread_mutex_destroy(&engine->lane_lent);
+    pthread_mutex_destroy(&engine->lane_check);
     kv_alloc_release(alloc, engine->sessions);
     kv_alloc_release(alloc, engine->batch);
     kv_alloc_release(alloc, engine->seqs);

@@ -48,14 +48,15 @@ struct engine {
     struct sampler_candidate *candidates; /* [vocab] */
     int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal, on the device … */
     int32_t *bad_host;                    /* … and here */
-    pthread_mutex_t lane_in;              /* of the device: readers take turns */
+    pthread_mutex_t lane_in, lane_lent, lane_check; /* of the device: readers take turns */
     int stepping;
     int committing; /* the workspace holds rows that are not in their windows yet */
 };
 
 /* Of a session whose layers come one after another (transfer_layers.c). */
 struct engine_inner_gate {
-    int closed; /* the scheduler thread's: some are not there yet, for all it knows */
+    int closed;         /* the scheduler thread's: some are not there yet, for all it knows */
+    uint64_t waited_ns; /* its too */
     pthread_mutex_t lock;
     pthread_cond_t moved;
     /* under the lock: */

@@ -90,8 +90,10 @@ struct receipt {
     uint64_t stage_ns[RECEIPT_STAGE_COUNT]; /* busy time; of several threads each one's share */
     uint64_t blocked_ns;                    /* of a save: nobody steps for that long at most */
     uint64_t wall_ns;
-    uint64_t load_ns;       /* of wall: a restore's read, unzip, copy and digest, side by side */
-    uint32_t unzip_threads; /* that shared that stage */
+    /* Of wall: a restore's read, unzip, copy and digest, side by side; of those of a proof that
+     * follows the layers only what it does not hide. */
+    uint64_t load_ns;
+    uint32_t unzip_threads;      /* that shared that stage */
     enum receipt_stage bound_by; /* the busiest stage */
     char door[16];               /* "io_uring" or "posix" */
     int direct;                  /* O_DIRECT really in force */

@@ -108,8 +108,8 @@ enum kv_err transfer_part_read(struct engine *engine, const struct transfer_part
     return transfer_parts_read(engine, part, 1, bytes_out);
 }
 
-enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
-                                 const void *const *bytes, uint32_t count) {
+static enum kv_err write_parts(struct engine *engine, const struct transfer_part *parts,
+                               const void *const *bytes, uint32_t count, enum device_lane lane) {
     struct device_copy copies[TRANSFER_PARTS_MAX * sizeof parts->pieces / sizeof parts->pieces[0]];
     uint32_t copy_count = 0;
 
@@ -126,11 +126,34 @@ enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_pa
         }
     }
     enum kv_err err = KV_OK;
-    pthread_mutex_lock(&engine->lane_in);
+    pthread_mutex_t *turn = lane == DEVICE_LENT ? &engine->lane_lent : &engine->lane_in;
+    pthread_mutex_lock(turn);
     if (copy_count)
-        err = device_copy_in(engine->device, DEVICE_IN, copies, copy_count);
-    pthread_mutex_unlock(&engine->lane_in);
+        err = device_copy_in(engine->device, lane, copies, copy_count);
+    pthread_mutex_unlock(turn);
     return err;
+}
+
+enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
+                                 const void *const *bytes, uint32_t count) {
+    return write_parts(engine, parts, bytes, count, DEVICE_IN);
+}
+
+enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_part *parts,
+                                const void *const *bytes, uint32_t count) {
+    return write_parts(engine, parts, bytes, count, DEVICE_LENT);
+}
+
+static enum kv_err wait_for(struct engine *engine, enum device_lane lane) {
+    pthread_mutex_t *turn = lane == DEVICE_LENT ? &engine->lane_lent : &engine->lane_in;
+    pthread_mutex_lock(turn);
+    enum kv_err err = device_wait(engine->device, lane);
+    pthread_mutex_unlock(turn);
+    return err;
+}
+
+enum kv_err transfer_written(struct engine *engine) {
+    return wait_for(engine, DEVICE_LENT);
 }
 
 enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
@@ -145,7 +168,7 @@ enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *
     struct device_extent extents[EACH];
     struct kv_digest digests[EACH];
     uint32_t of[EACH], filled = 0;
-    enum kv_err err = KV_OK;
+    enum kv_err err = wait_for(engine, DEVICE_IN);
 
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         const struct transfer_part *part = &parts[i];
@@ -161,9 +184,9 @@ enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *
             of[filled++] = i;
         }
         if (filled == EACH || (filled && i + 1 == count)) {
-            pthread_mutex_lock(&engine->lane_in);
-            err = device_digest(engine->device, DEVICE_IN, extents, filled, digests);
-            pthread_mutex_unlock(&engine->lane_in);
+            pthread_mutex_lock(&engine->lane_check);
+            err = device_digest(engine->device, DEVICE_CHECK, extents, filled, digests);
+            pthread_mutex_unlock(&engine->lane_check);
             for (uint32_t k = 0; k < filled && err == KV_OK; k++)
                 digests_out[of[k]] = digests[k];
             filled = 0;

@@ -5,7 +5,7 @@
  * Not responsible for: writing or reading them, or choosing what to save.
  *
  * Threads: the scheduler thread; parts of a held block may be read by writer threads, parts that
- * are expected filled and digested by reader threads, one of them at a time on the device.
+ * are expected filled and digested by reader threads, which take turns on the device.
  * Units: bytes and slots.
  * Errors: as engine.h.
  */
@@ -43,6 +43,11 @@ enum kv_err transfer_part_write(struct engine *engine, const struct transfer_par
 /* Several at once, which is faster; at most TRANSFER_PARTS_MAX. */
 enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
                                  const void *const *bytes, uint32_t count);
+/* The same of memory that stays as it is until transfer_written has returned: then all that was
+ * sent before is in its place, for questions and digests too. DEVICE. */
+enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_part *parts,
+                                const void *const *bytes, uint32_t count);
+enum kv_err transfer_written(struct engine *engine);
 /* Digests of the parts' bytes where they lie; DEVICE. */
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out);
@@ -166,5 +171,7 @@ void transfer_layers_expect(struct session *session);
 void transfer_layers_arrived(struct session *session, uint32_t layers);
 /* Any thread: the rest will not come. A question that needs more of them returns `err`. */
 void transfer_layers_failed(struct session *session, enum kv_err err);
+/* The scheduler thread: how long questions have waited since transfer_layers_expect. */
+uint64_t transfer_layers_waited_ns(const struct session *session);
 
 #endif

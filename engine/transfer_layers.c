@@ -16,6 +16,11 @@ void transfer_layers_expect(struct session *session) {
     gate->err = KV_OK;
     pthread_mutex_unlock(&gate->lock);
     gate->closed = 1;
+    gate->waited_ns = 0;
+}
+
+uint64_t transfer_layers_waited_ns(const struct session *session) {
+    return session->gate.waited_ns;
 }
 
 void transfer_layers_arrived(struct session *session, uint32_t layers) {
@@ -58,6 +63,7 @@ enum kv_err engine_inner_layers_wait(struct session *session, uint32_t first, ui
         pthread_mutex_lock(&gate->lock);
         open = is_open(gate, first);
         pthread_mutex_unlock(&gate->lock);
+        uint64_t begun = kv_clock_now_ns(session->engine->settings.clock);
         if (!open)
             engine_away(session->engine);
         pthread_mutex_lock(&gate->lock);
@@ -68,6 +74,7 @@ enum kv_err engine_inner_layers_wait(struct session *session, uint32_t first, ui
         pthread_mutex_unlock(&gate->lock);
         if (!open)
             engine_back(session->engine);
+        gate->waited_ns += kv_clock_now_ns(session->engine->settings.clock) - begun;
 #ifdef BREAK_LAYER_GATE
         layers = all;
         err = KV_OK;

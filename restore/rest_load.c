@@ -7,7 +7,6 @@
 #include "restore/rest_load.h"
 
 #include "engine/scales.h"
-#include "restore/rest_fetch.h"
 
 #include "store/base/bytes.h"
 #include "store/store_ram.h"
@@ -44,6 +43,29 @@ static void add_remedy(enum layout_stream stream, struct kv_diag *diag) {
                  ? "; this plane only refines: `coldplane scrub --keep-lower` keeps the session at "
                    "a lower tier"
                  : "; `coldplane scrub` names the older snapshots that do not need it");
+}
+
+enum kv_err rest_load_look(const struct rest_load_landed *landed, struct kv_diag *diag) {
+    const struct rest_fetch_item *item = landed->item;
+    const struct kv_digest *found = landed->found;
+    if (landed->err != KV_OK)
+        return kv_diag_set(diag, landed->err, "%s: the device failed", item->label);
+#ifdef BREAK_PLANE_DIGEST
+    found = &item->extent->digest;
+#endif
+    enum kv_err err = rest_load_check(item->label, &item->extent->digest, found, diag);
+    struct transfer_part part = rest_fetch_part(item);
+    if (landed->bytes != NULL)
+        part =
+            (struct transfer_part){.stream = item->stream,
+                                   .piece_count = 1,
+                                   .pieces = {{(void *)(uintptr_t)landed->bytes, item->place.size}},
+                                   .size = item->place.size};
+    if (err == KV_OK)
+        err = scales_check(item->label, &part, diag);
+    if (err == KV_ERR_CORRUPT)
+        add_remedy(item->stream, diag);
+    return err;
 }
 
 /* What becomes of an item of the list. */
@@ -106,15 +128,12 @@ static void end_items(struct loading *loading, const size_t *items, size_t count
     pthread_mutex_unlock(&loading->lock);
 }
 
-static void note(struct loading *loading, enum kv_err err, enum layout_stream stream,
-                 const struct kv_diag *diag) {
+static void note(struct loading *loading, enum kv_err err, const struct kv_diag *diag) {
     loading->failed++;
     if (loading->err != KV_OK)
         return;
     loading->err = err;
     loading->diag = *diag;
-    if (err == KV_ERR_CORRUPT)
-        add_remedy(stream, &loading->diag);
 }
 
 /* To their places, then digests there: what is compared is what attention will read. */
@@ -142,18 +161,6 @@ static enum kv_err place_and_digest(struct loading *loading, const size_t *items
     return err;
 }
 
-/* Where the processor can look at an item's bytes. */
-static struct transfer_part landed_part(const struct loading *loading, size_t index) {
-    const struct rest_fetch_item *item = &loading->fetch.items[index];
-    const void *landed = loading->going[index].landed;
-    if (landed == NULL)
-        return rest_fetch_part(item);
-    return (struct transfer_part){.stream = item->stream,
-                                  .piece_count = 1,
-                                  .pieces = {{(void *)(uintptr_t)landed, item->place.size}},
-                                  .size = item->place.size};
-}
-
 static void *digest_main(void *context) {
     struct loading *loading = context;
     size_t first, count;
@@ -162,22 +169,14 @@ static void *digest_main(void *context) {
         struct kv_digest found[DIGEST_EACH];
         enum kv_err placed = place_and_digest(loading, items, count, found);
         for (size_t i = 0; i < count; i++) {
-            const struct rest_fetch_item *item = &loading->fetch.items[items[i]];
-            struct transfer_part landed = landed_part(loading, items[i]);
+            const struct rest_load_landed landed = {&loading->fetch.items[items[i]],
+                                                    loading->going[items[i]].landed, placed,
+                                                    &found[i]};
             struct kv_diag diag = {""};
-            enum kv_err err = placed;
-            if (err != KV_OK)
-                kv_diag_set(&diag, err, "%s: the device failed", item->label);
-#ifdef BREAK_PLANE_DIGEST
-            found[i] = item->extent->digest;
-#endif
-            if (err == KV_OK)
-                err = rest_load_check(item->label, &item->extent->digest, &found[i], &diag);
-            if (err == KV_OK)
-                err = scales_check(item->label, &landed, &diag);
+            enum kv_err err = rest_load_look(&landed, &diag);
             loading->checked++;
             if (err != KV_OK)
-                note(loading, err, item->stream, &diag);
+                note(loading, err, &diag);
         }
         end_items(loading, items, count);
     }

@@ -4,12 +4,13 @@
  * where restore accepts or refuses a digest.
  * Not responsible for: reserving or publishing (transfer.h), reading itself (rest_fetch.h).
  *
- * Threads: the caller reads; a thread that lives for the call digests.
+ * Threads: the caller reads; a thread that lives for the call digests. A look is pure.
  * Units: bytes, nanoseconds.
  */
 #ifndef RESTORE_REST_LOAD_H
 #define RESTORE_REST_LOAD_H
 
+#include "restore/rest_fetch.h"
 #include "restore/rest_plan.h"
 #include "restore/restore.h"
 #include "store/store_read.h"
@@ -17,6 +18,17 @@
 /* CORRUPT naming `what` and both digests. */
 enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
                             const struct kv_digest *found, struct kv_diag *diag);
+
+/* One item that has landed, on the device and, as a whole, where the processor can see it. KV_OK:
+ * its digest is right and its numbers are numbers. Else CORRUPT with what can be done about it, or
+ * the device's error. */
+struct rest_load_landed {
+    const struct rest_fetch_item *item;
+    const void *bytes; /* NULL: the item's pieces, which are memory of the processor */
+    enum kv_err err;   /* of the digest */
+    const struct kv_digest *found;
+};
+enum kv_err rest_load_look(const struct rest_load_landed *landed, struct kv_diag *diag);
 
 /* What one call of store_read has taken, into the receipt. */
 void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats);

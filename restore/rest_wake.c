@@ -5,6 +5,7 @@
  */
 #include "restore/restore.h"
 
+#include "restore/rest_layers.h"
 #include "restore/rest_load.h"
 #include "restore/rest_plan.h"
 #include "restore/rest_prove.h"
@@ -22,6 +23,7 @@ struct wake {
     struct rest_plan plan;
     struct engine_model model;
     struct transfer_load *load;
+    struct rest_layers *layers; /* that follow the session's publishing; or NULL */
     struct session *session;
     struct receipt *receipt;
 };
@@ -115,11 +117,14 @@ done:
     return err;
 }
 
+/* All of it, or what must be there before the session is published. */
 static enum kv_err load(struct wake *wake, struct kv_diag *diag) {
     const struct rest_load_args args = {wake->source, &wake->plan, wake->load, wake->options,
                                         wake->receipt};
     int in_doubt = 0;
-    enum kv_err err = rest_load_run(&args, &in_doubt, diag);
+    enum kv_err err = rest_layers_begin(&args, &wake->layers, diag);
+    if (err == KV_OK && wake->layers == NULL)
+        err = rest_load_run(&args, &in_doubt, diag);
     if (err == KV_OK)
         return KV_OK;
         /* Slots that a late read may still write stay reserved for good. */
@@ -209,29 +214,60 @@ static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
     if (err == KV_OK && info.n_kv != wake->plan.image.n_kv)
         err = kv_diag_set(diag, KV_ERR_PROOF, "%llu tokens have KV, saved were %llu",
                           (unsigned long long)info.n_kv, (unsigned long long)wake->plan.image.n_kv);
-    if (err == KV_OK)
-        err = let_go_on(wake);
     if (err != KV_OK)
         kv_diag_prefix(diag, "session %s", wake->plan.image.name);
     return err;
 }
 
-static enum kv_err run(struct wake *wake, const char *name, struct kv_diag *diag) {
+/* Publishes and proves; where layers follow, beside them. What they come to is what counts, since
+ * it names what is wrong. */
+static enum kv_err publish_and_prove(struct wake *wake, struct kv_diag *diag) {
     const struct kv_clock *clock = wake->source->clock;
     uint64_t *stage_ns = wake->receipt->stage_ns;
+    struct rest_layers *layers = wake->layers;
+    struct kv_diag late = {""};
+    uint64_t at = kv_clock_now_ns(clock);
+    enum kv_err err = publish(wake, diag);
+    uint64_t published = kv_clock_now_ns(clock);
+    stage_ns[RECEIPT_PUBLISH] = published - at;
+    int followed = err == KV_OK && layers != NULL;
+    if (followed)
+        err = rest_layers_follow(layers, wake->session, diag);
+    at = kv_clock_now_ns(clock);
+    if (err == KV_OK) {
+        err = prove(wake, diag);
+        stage_ns[RECEIPT_PROVE] = kv_clock_now_ns(clock) - at;
+        if (followed)
+            stage_ns[RECEIPT_PROVE] -= transfer_layers_waited_ns(wake->session);
+    }
+    wake->layers = NULL;
+    enum kv_err end = rest_layers_end(layers, &late);
+#ifdef BREAK_LAYERS_END
+    end = KV_OK;
+#endif
+    if (end == KV_OK)
+        return err;
+    kv_diag_set(diag, end, "session %s: %s", wake->plan.image.name, late.text);
+    return end;
+}
+
+static enum kv_err run(struct wake *wake, const char *name, struct kv_diag *diag) {
+    const struct kv_clock *clock = wake->source->clock;
+    struct receipt *receipt = wake->receipt;
     enum kv_err err = KV_OK;
     KV_TRY(plan_and_reserve(wake, name, diag));
     uint64_t at = kv_clock_now_ns(clock);
     err = load(wake, diag);
-    wake->receipt->load_ns = kv_clock_now_ns(clock) - at;
+    receipt->load_ns = kv_clock_now_ns(clock) - at;
     if (err != KV_OK)
         return err;
-    at = kv_clock_now_ns(clock);
-    KV_TRY(publish(wake, diag));
-    uint64_t published = kv_clock_now_ns(clock);
-    stage_ns[RECEIPT_PUBLISH] = published - at;
-    err = prove(wake, diag);
-    stage_ns[RECEIPT_PROVE] = kv_clock_now_ns(clock) - published;
+    int follows = wake->layers != NULL;
+    err = publish_and_prove(wake, diag);
+    if (follows)
+        receipt->load_ns = kv_clock_now_ns(clock) - at - receipt->stage_ns[RECEIPT_PUBLISH] -
+                           receipt->stage_ns[RECEIPT_PROVE];
+    if (err == KV_OK)
+        err = let_go_on(wake);
 done:
     if (err != KV_OK && wake->session != NULL) {
         session_drop(wake->session);

@@ -170,7 +170,7 @@ static struct kv_digest try_append(enum engine_device kind, struct layout_geomet
         kv_digest_update(&state, slots + i * layout_slot_bytes(&geometry), extent.part_bytes);
     }
     here = kv_digest_final(&state);
-    tally_check(device_digest(device, DEVICE_IN, &extent, 1, &there) == KV_OK &&
+    tally_check(device_digest(device, DEVICE_CHECK, &extent, 1, &there) == KV_OK &&
                     kv_digest_equal(&here, &there),
                 "digest where the bytes lie");
     device_put(device, chunk_at);

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { RANGES_MAX = 8, SEQS_MAX = 160, ROWS_MAX = 512, COPIES_MAX = 2048 };
+enum { RANGES_MAX = 8, SEQS_MAX = 160, ROWS_MAX = 512, LENT_MAX = 4096 };
 
 enum kv_err __real_device_host_open(const struct device_host_settings *settings,
                                     struct device **device_out, struct kv_diag *diag);
@@ -35,9 +35,13 @@ struct wall {
     struct range ranges[RANGES_MAX];
     struct kvops_seq seqs[SEQS_MAX];
     struct ops_kv_dest dest[ROWS_MAX];
+    struct device_copy lent[LENT_MAX]; /* that nobody has waited for: they have not begun */
+    uint32_t lent_count;
 };
 
 static int wall_off, wall_classes;
+static support_wall_lent wall_watch;
+static void *wall_watcher;
 static _Atomic int wall_fault;
 static _Atomic uint64_t wall_calls;
 
@@ -47,6 +51,11 @@ void support_wall_set(int on) {
 
 void support_wall_classes(int on) {
     wall_classes = on;
+}
+
+void support_wall_watch(support_wall_lent watch, void *context) {
+    wall_watch = watch;
+    wall_watcher = context;
 }
 
 void support_wall_break(enum support_wall_fault fault) {
@@ -179,9 +188,15 @@ static enum kv_err wall_copy_in(struct device *device, enum device_lane lane,
                                 const struct device_copy *copies, uint32_t count) {
     struct wall *wall = wall_of(device);
 
-    if (lane == DEVICE_IN && breaks(wall, SUPPORT_WALL_COPY_IN))
+    if ((lane == DEVICE_IN || lane == DEVICE_LENT) && breaks(wall, SUPPORT_WALL_COPY_IN))
         return KV_ERR_DEVICE;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count && lane == DEVICE_LENT; i++) {
+        assert(wall->lent_count < LENT_MAX);
+        wall->lent[wall->lent_count++] = copies[i];
+        if (wall_watch)
+            wall_watch(wall_watcher, copies[i].to, copies[i].bytes);
+    }
+    for (uint32_t i = 0; i < count && lane != DEVICE_LENT; i++)
         if (copies[i].bytes)
             memcpy(behind(wall, copies[i].to), copies[i].from, copies[i].bytes);
     return KV_OK;
@@ -215,8 +230,13 @@ static enum kv_err wall_digest(struct device *device, enum device_lane lane,
 }
 
 static enum kv_err wall_wait(struct device *device, enum device_lane lane) {
-    (void)lane;
-    return wall_of(device)->device.lost ? KV_ERR_DEVICE : KV_OK;
+    struct wall *wall = wall_of(device);
+
+    for (; lane == DEVICE_LENT && wall->lent_count > 0; wall->lent_count--) {
+        const struct device_copy *copy = &wall->lent[wall->lent_count - 1];
+        memcpy(behind(wall, copy->to), copy->from, copy->bytes);
+    }
+    return wall->device.lost ? KV_ERR_DEVICE : KV_OK;
 }
 
 static enum kv_err wall_scratch(struct device *device, uint64_t bytes) {

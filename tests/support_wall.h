@@ -2,7 +2,8 @@
  *
  * Responsible for: taking the place of the host device in every program that includes this header:
  * addresses of the device lead to pages without rights, and only device calls are led on to the
- * memory behind them; failures on demand, rows of chunks with bits of their own on demand.
+ * memory behind them; lent memory is copied when somebody waits for it and no earlier; failures on
+ * demand, rows of chunks with bits of their own on demand.
  * Not responsible for: arithmetic (the host device behind it).
  *
  * Threads: set before engines are opened; the device as device.h says.
@@ -28,6 +29,9 @@ void support_wall_break(enum support_wall_fault fault);
 /* 1: products of rows that are not among the single ones come out a little larger, as on a device
  * that multiplies the two with different kernels. Off at the start. */
 void support_wall_classes(int on);
+/* Called for each copy of lent memory, by who hands it over; NULL: nobody is. */
+typedef void (*support_wall_lent)(void *context, const void *to, uint64_t bytes);
+void support_wall_watch(support_wall_lent watch, void *context);
 /* Device calls since the program began: shows that a test came by here. */
 uint64_t support_wall_calls(void);
 

@@ -10,10 +10,11 @@
  *
  * Operations run in order, maybe after the call has returned. Copies and digests belong to a lane:
  * those of DEVICE_STEP keep the order of operations, the other lanes run beside them and see what
- * operations did before the last wait or copy out of DEVICE_STEP. An operation that fails makes the
- * next copy out, digest or wait of its lane return DEVICE; after device->lost every one does.
+ * operations did before the last wait or copy out of DEVICE_STEP, and what each other copied before
+ * its last wait. An operation that fails makes the next copy out, digest or wait of its lane return
+ * DEVICE; after device->lost every one does.
  *
- * Threads: the scheduler thread; lanes OUT and IN one thread each at a time.
+ * Threads: the scheduler thread; each other lane one thread at a time.
  * Units: bytes; nanoseconds.
  * Errors: NOMEM (memory, threads), INVALID (settings), DEVICE (the machine failed).
  */
@@ -44,7 +45,14 @@ enum device_class {
     DEVICE_CLASS_COUNT
 };
 
-enum device_lane { DEVICE_STEP, DEVICE_OUT, DEVICE_IN, DEVICE_LANE_COUNT };
+enum device_lane {
+    DEVICE_STEP,
+    DEVICE_OUT,
+    DEVICE_IN,
+    DEVICE_LENT,  /* copies in of memory that stays as it is until the lane was waited for */
+    DEVICE_CHECK, /* digests */
+    DEVICE_LANE_COUNT
+};
 
 struct device_copy {
     void *to;
@@ -176,7 +184,7 @@ void *device_mapped(struct device *device, void *at);
 /* Fills every part with a 16-bit pattern, in the order of operations and before whatever a later
  * call copies in; part_bytes a multiple of 16. */
 void device_fill(struct device *device, const struct device_extent *extent, uint16_t pattern);
-/* From the processor's memory, whose content has been taken when it returns. */
+/* From the processor's memory, whose content has been taken when it returns, or is lent. */
 enum kv_err device_copy_in(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);
 /* To the processor's memory; the bytes are there when it returns KV_OK. */

@@ -258,7 +258,7 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
             copy_in_by_ring(cuda, index, &copies[i]);
             continue;
         }
-        direct = 1;
+        direct = index != DEVICE_LENT;
         add(cuda, index, &batch, &copies[i]);
     }
     send(cuda, index, &batch);
@@ -358,7 +358,7 @@ static enum kv_err cuda_digest(struct device *device, enum device_lane index,
     struct lane *lane = enter(cuda, index);
     enum kv_err err = KV_OK;
 
-    assert(index == DEVICE_IN);
+    assert(index == DEVICE_CHECK);
     for (uint32_t done = 0, each; done < count && err == KV_OK; done += each) {
         struct cuda_kvops_digest args;
         each = fill_digests(cuda, extents + done, count - done, &args);

@@ -1,0 +1,418 @@
+/* restore/rest_layers.c - a wake out of memory, whose planes are followed by its proof.
+ *
+ * Responsible for: what rest_layers.h says.
+ * Not responsible for: computing the proof.
+ *
+ * In a plane's extent the layers follow each other, so a group of layers is one stretch of each.
+ * Half of the layers make the first group, half of what is left the next: copies are large, and
+ * little is left to compute when the last byte has come. Digests are of whole extents; those of the
+ * last group follow it piece by piece on another thread, which looks at the scales before.
+ */
+#include "restore/rest_layers.h"
+
+#include "restore/rest_fetch.h"
+#include "store/base/bytes.h"
+#include "store/store_ram.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum {
+    EACH = TRANSFER_PARTS_MAX,
+    WAIT_EACH = 8 * EACH,  /* items that are handed over before anybody waits for them */
+    LAST_GROUP_SHARE = 16, /* at least 1 / so much of the layers in a group */
+    STREAMS_OF_ALL = 1 << LAYOUT_META | 1 << LAYOUT_PAGE | 1 << LAYOUT_SINKS,
+    PLANES = (1 << LAYOUT_META) - 1
+};
+
+struct rest_layers {
+    struct rest_load_args args;
+    struct rest_fetch fetch;
+    struct store_ram_loan *loans; /* one for each item */
+    size_t *order;                /* items: pages, scales, planes */
+    size_t page_count, whole_count;
+    uint32_t layers;
+    struct session *session;
+    pthread_t loader, checker;
+    int loads, checks; /* the thread was started */
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    /* Under the lock. */
+    uint32_t there;      /* layers */
+    size_t placed;       /* items of the order that are whole */
+    uint64_t bytes_done; /* of the fetch */
+    int over, stop;      /* over: no more will come */
+    /* Of the loader, then of the caller. */
+    enum kv_err copy_err;
+    uint64_t copy_ns;
+    /* Of who checks. */
+    uint64_t check_ns;
+    uint32_t checked, failed;
+    enum kv_err err;
+    struct kv_diag diag;
+    int cancelled;
+};
+
+static uint64_t now_ns(const struct rest_layers *layers) {
+    return kv_clock_now_ns(layers->args.source->clock);
+}
+
+/* --- copies */
+
+/* Bytes [first, end) of a part. */
+static struct transfer_part stretch_of(const struct transfer_part *part, uint64_t first,
+                                       uint64_t end) {
+    struct transfer_part stretch = {.stream = part->stream, .staged = part->staged};
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < part->piece_count; before += part->pieces[i++].size) {
+        uint64_t size = part->pieces[i].size;
+        uint64_t from = first > before ? first - before : 0;
+        uint64_t to = end > before ? end - before : 0;
+        to = to < size ? to : size;
+        if (from >= to)
+            continue;
+        stretch.pieces[stretch.piece_count++] =
+            (struct transfer_piece){(uint8_t *)part->pieces[i].bytes + from, to - from};
+        stretch.size += to - from;
+    }
+    return stretch;
+}
+
+/* Layers [first, end) of some items, handed over. */
+static enum kv_err send(struct rest_layers *layers, const size_t *items, size_t count,
+                        uint32_t first, uint32_t end) {
+    struct transfer_part parts[EACH];
+    const void *bytes[EACH];
+    for (size_t i = 0; i < count; i++) {
+        const struct transfer_part *place = &layers->fetch.items[items[i]].place;
+        uint64_t from = place->size / layers->layers * first;
+        parts[i] = stretch_of(place, from, place->size / layers->layers * end);
+        bytes[i] = (const uint8_t *)layers->loans[items[i]].bytes + from;
+    }
+    return transfer_parts_send(layers->args.source->engine, parts, bytes, (uint32_t)count);
+}
+
+/* Adds what has come; 0: stop. */
+static int tell_placed(struct rest_layers *layers, uint64_t bytes, size_t placed) {
+    pthread_mutex_lock(&layers->lock);
+    layers->bytes_done += bytes;
+    layers->placed = placed > layers->placed ? placed : layers->placed;
+    int go_on = !layers->stop;
+    pthread_cond_broadcast(&layers->moved);
+    pthread_mutex_unlock(&layers->lock);
+    return go_on;
+}
+
+/* Layers [first, end) of the items from `at` to `item_end` of the order. */
+static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end, uint32_t first,
+                         uint32_t end) {
+    enum kv_err err = KV_OK;
+    while (at < item_end && err == KV_OK) {
+        size_t until = item_end - at < WAIT_EACH ? item_end : at + WAIT_EACH;
+        uint64_t bytes = 0, begun = now_ns(layers);
+        for (size_t count; at < until && err == KV_OK; at += count) {
+            count = until - at < EACH ? until - at : EACH;
+            err = send(layers, layers->order + at, count, first, end);
+            for (size_t i = 0; i < count; i++)
+                bytes += layers->fetch.items[layers->order[at + i]].place.size / layers->layers *
+                         (end - first);
+        }
+#ifndef BREAK_LAYERS_WAIT
+        enum kv_err came = transfer_written(layers->args.source->engine);
+        err = err == KV_OK ? came : err;
+#endif
+        layers->copy_ns += now_ns(layers) - begun;
+        if (err == KV_OK && !tell_placed(layers, bytes, end == layers->layers ? at : 0))
+            err = KV_ERR_CANCELLED;
+    }
+    return err;
+}
+
+static uint32_t group_end(uint32_t layers, uint32_t first) {
+    uint32_t left = layers - first, take = (left + 1) / 2;
+    if (take < layers / LAST_GROUP_SHARE)
+        take = layers / LAST_GROUP_SHARE;
+    return first + (take < left ? take : left);
+}
+
+static void *loader_main(void *context) {
+    struct rest_layers *layers = context;
+    enum kv_err err = KV_OK;
+    for (uint32_t first = 0, end; first < layers->layers && err == KV_OK; first = end) {
+        end = group_end(layers->layers, first);
+#ifdef BREAK_LAYERS_EARLY
+        transfer_layers_arrived(layers->session, end);
+#endif
+        err = bring(layers, layers->whole_count, layers->fetch.count, first, end);
+        if (err != KV_OK)
+            break;
+        transfer_layers_arrived(layers->session, end);
+        pthread_mutex_lock(&layers->lock);
+        layers->there = end;
+        pthread_cond_broadcast(&layers->moved);
+        pthread_mutex_unlock(&layers->lock);
+    }
+    if (err != KV_OK)
+        transfer_layers_failed(layers->session, err);
+    layers->copy_err = err;
+    pthread_mutex_lock(&layers->lock);
+    layers->over = 1;
+    pthread_cond_broadcast(&layers->moved);
+    pthread_mutex_unlock(&layers->lock);
+    return NULL;
+}
+
+/* --- checks */
+
+static void note(struct rest_layers *layers, enum kv_err err, const struct kv_diag *diag) {
+    layers->failed++;
+    if (layers->err != KV_OK)
+        return;
+    layers->err = err;
+    layers->diag = *diag;
+}
+
+/* Digests where they lie, numbers where they were lent. */
+static void check(struct rest_layers *layers, const size_t *items, size_t count) {
+    struct transfer_part places[EACH];
+    struct kv_digest found[EACH];
+    uint64_t begun = now_ns(layers);
+    for (size_t i = 0; i < count; i++)
+        places[i] = layers->fetch.items[items[i]].place;
+    enum kv_err here =
+        transfer_digests(layers->args.source->engine, places, (uint32_t)count, found);
+    for (size_t i = 0; i < count; i++) {
+        const struct rest_fetch_item *item = &layers->fetch.items[items[i]];
+        const struct rest_load_landed landed = {item, layers->loans[items[i]].bytes, here,
+                                                &found[i]};
+        struct kv_diag diag = {""};
+        enum kv_err err = rest_load_look(&landed, &diag);
+        layers->checked++;
+        if (err != KV_OK)
+            note(layers, err, &diag);
+    }
+    layers->check_ns += now_ns(layers) - begun;
+}
+
+static void *checker_main(void *context) {
+    struct rest_layers *layers = context;
+    for (size_t at = layers->page_count, count; at < layers->fetch.count; at += count) {
+        pthread_mutex_lock(&layers->lock);
+        while (layers->placed <= at && !layers->over)
+            pthread_cond_wait(&layers->moved, &layers->lock);
+        count = layers->placed - (at < layers->placed ? at : layers->placed);
+        pthread_mutex_unlock(&layers->lock);
+        if (count == 0)
+            break;
+        count = count < EACH ? count : EACH;
+        check(layers, layers->order + at, count);
+    }
+    return NULL;
+}
+
+/* --- the caller */
+
+/* 1 when every byte of the fetch is lent, and planes are among them and nothing else that layers
+ * could need. */
+static int borrow_all(struct rest_layers *layers) {
+    uint32_t streams = 0;
+    for (size_t i = 0; i < layers->fetch.count; i++) {
+        const struct rest_fetch_item *item = &layers->fetch.items[i];
+        streams |= 1u << item->stream;
+        if (!store_ram_borrow(layers->args.source->store, item->extent, &layers->loans[i]))
+            return 0;
+    }
+    return (streams & ~(uint32_t)(STREAMS_OF_ALL | PLANES)) == 0 && (streams & PLANES) != 0;
+}
+
+static void put_in_order(struct rest_layers *layers) {
+    static const uint32_t kinds[] = {1u << LAYOUT_PAGE | 1u << LAYOUT_SINKS, 1u << LAYOUT_META,
+                                     PLANES};
+    size_t ends[3], count = 0;
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t i = 0; i < layers->fetch.count; i++)
+            if (kinds[kind] >> layers->fetch.items[i].stream & 1)
+                layers->order[count++] = i;
+        ends[kind] = count;
+    }
+    layers->page_count = ends[0];
+    layers->whole_count = ends[1];
+}
+
+static void release(struct rest_layers *layers) {
+    const struct restore_source *source = layers->args.source;
+    for (size_t i = 0; i < layers->fetch.count && layers->loans != NULL; i++)
+        store_ram_return(source->store, &layers->loans[i]);
+    pthread_cond_destroy(&layers->moved);
+    pthread_mutex_destroy(&layers->lock);
+    kv_alloc_release(source->alloc, layers->loans);
+    kv_alloc_release(source->alloc, layers->order);
+    rest_fetch_release(&layers->fetch);
+    kv_alloc_release(source->alloc, layers);
+}
+
+/* What every layer needs is handed over as a whole. */
+static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag) {
+    struct engine *engine = layers->args.source->engine;
+    engine_away(engine);
+    enum kv_err err = bring(layers, 0, layers->whole_count, 0, layers->layers);
+    if (err != KV_OK)
+        kv_diag_set(diag, err, "scales and window: the device failed");
+    /* Pages that are staged are not there any more once they are published. */
+    for (size_t at = 0, count; err == KV_OK && at < layers->page_count; at += count) {
+        count = layers->page_count - at < EACH ? layers->page_count - at : EACH;
+        check(layers, layers->order + at, count);
+    }
+    engine_back(engine);
+    return err == KV_OK && layers->err != KV_OK
+               ? kv_diag_set(diag, layers->err, "%s", layers->diag.text)
+               : err;
+}
+
+static enum kv_err list(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
+    const struct rest_load_args *args = &layers->args;
+    enum kv_err err = rest_fetch_list(args->plan, args->load, &layers->fetch, diag);
+    if (err != KV_OK)
+        return err;
+    const struct kv_alloc *alloc = args->source->alloc;
+    layers->loans = kv_alloc_zeroed(alloc, layers->fetch.count, sizeof *layers->loans);
+    layers->order = kv_alloc_zeroed(alloc, layers->fetch.count, sizeof *layers->order);
+    if (layers->loans == NULL || layers->order == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu copies", layers->fetch.count);
+    layers->layers = args->plan->image.model.geometry.layers;
+    *lent_out = borrow_all(layers);
+    put_in_order(layers);
+    return KV_OK;
+}
+
+enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
+                              struct kv_diag *diag) {
+    const struct rest_plan *plan = args->plan;
+    int lent = 0;
+    *layers_out = NULL;
+    /* Image and ids would have come from there, too. */
+    if (!plan->ram || plan->read.read_bytes != 0 || plan->read.ram_bytes == 0)
+        return KV_OK;
+    struct rest_layers *layers = kv_alloc_zeroed(args->source->alloc, 1, sizeof *layers);
+    if (layers == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to load session %s", plan->image.name);
+    layers->args = *args;
+    pthread_mutex_init(&layers->lock, NULL);
+    pthread_cond_init(&layers->moved, NULL);
+    enum kv_err err = list(layers, &lent, diag);
+    if (err == KV_OK && lent) {
+        const struct store_read_stats stats = {.ram_bytes = layers->fetch.raw_bytes};
+        rest_load_stats(args->receipt, &stats);
+        err = bring_wholes(layers, diag);
+        if (err == KV_OK) {
+            *layers_out = layers;
+            return KV_OK;
+        }
+        args->receipt->digests_checked += layers->checked;
+        args->receipt->digests_failed += layers->failed;
+    }
+    release(layers);
+    return err;
+}
+
+/* Outside the lock. */
+static void tell_progress(struct rest_layers *layers, uint64_t done) {
+    const struct restore_options *options = layers->args.options;
+    if (options->progress != NULL && !layers->cancelled &&
+        options->progress(options->progress_context, done, layers->fetch.raw_bytes) == 0)
+        layers->cancelled = 1;
+}
+
+/* Until half is there, or no more will come. */
+static void watch(struct rest_layers *layers) {
+    uint64_t told = 0;
+    pthread_mutex_lock(&layers->lock);
+    while (layers->there < layers->layers / 2 && !layers->over) {
+        uint64_t done = layers->bytes_done;
+        if (done == told) {
+            pthread_cond_wait(&layers->moved, &layers->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&layers->lock);
+        tell_progress(layers, told = done);
+        pthread_mutex_lock(&layers->lock);
+        layers->stop |= layers->cancelled;
+    }
+    pthread_mutex_unlock(&layers->lock);
+}
+
+enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
+                               struct kv_diag *diag) {
+    struct engine *engine = layers->args.source->engine;
+    layers->session = session;
+    session_ask_begin(session);
+    transfer_layers_expect(session);
+    int error = pthread_create(&layers->loader, NULL, loader_main, layers);
+    layers->loads = error == 0;
+    if (error == 0)
+        error = pthread_create(&layers->checker, NULL, checker_main, layers);
+    layers->checks = error == 0;
+    if (error != 0) {
+        pthread_mutex_lock(&layers->lock);
+        layers->stop = 1;
+        pthread_mutex_unlock(&layers->lock);
+        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
+    }
+    engine_away(engine);
+    watch(layers);
+    engine_back(engine);
+    return layers->cancelled ? kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading") : KV_OK;
+}
+
+static void add_to_receipt(const struct rest_layers *layers) {
+    struct receipt *receipt = layers->args.receipt;
+    for (size_t i = 0; i < layers->fetch.count; i++) {
+        const struct rest_fetch_item *item = &layers->fetch.items[i];
+        receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
+        receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
+        receipt->pages += item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
+    }
+    receipt->blocks = layers->args.plan->image.block_count;
+    receipt->digests_checked += layers->checked;
+    receipt->digests_failed += layers->failed;
+    receipt->stage_ns[RECEIPT_COPY] += layers->copy_ns;
+    receipt->stage_ns[RECEIPT_DIGEST] += layers->check_ns;
+}
+
+/* What the two threads have come to. */
+static enum kv_err outcome(struct rest_layers *layers, struct kv_diag *diag) {
+    if (layers->cancelled)
+        return kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
+    if (layers->copy_err != KV_OK)
+        return kv_diag_set(diag, layers->copy_err, "planes of %u layers: the device failed",
+                           layers->layers - layers->there);
+    if (layers->err != KV_OK)
+        return kv_diag_set(diag, layers->err, "%s", layers->diag.text);
+    if (!layers->checks)
+        return KV_ERR_NOMEM;
+    return layers->checked == layers->fetch.count
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_IO, "%u of %zu extents were digested", layers->checked,
+                             layers->fetch.count);
+}
+
+enum kv_err rest_layers_end(struct rest_layers *layers, struct kv_diag *diag) {
+    if (layers == NULL)
+        return KV_OK;
+    enum kv_err err = KV_OK;
+    if (layers->session != NULL) {
+        engine_away(layers->args.source->engine);
+        if (layers->loads)
+            pthread_join(layers->loader, NULL);
+        if (layers->checks)
+            pthread_join(layers->checker, NULL);
+        if (layers->checks && layers->copy_err == KV_OK)
+            tell_progress(layers, layers->fetch.raw_bytes);
+        engine_back(layers->args.source->engine);
+        session_ask_end(layers->session);
+        add_to_receipt(layers);
+        err = outcome(layers, diag);
+    }
+    release(layers);
+    return err;
+}

@@ -1,0 +1,34 @@
+/* restore/rest_layers.h - a wake out of memory, whose planes are followed by its proof.
+ *
+ * Responsible for: a session that lies in the RAM tier as a whole: first what every layer needs,
+ * then, behind its publishing, the planes in groups of layers, while the proof is asked for those
+ * that have arrived; digests and numbers of all of it.
+ * Not responsible for: anything that is read from a disk (rest_load.h), or that a question waits
+ * for its layers (transfer.h).
+ *
+ * The session is WAKING and held still until rest_layers_end, and what was proven meanwhile counts
+ * only when that says KV_OK.
+ *
+ * Threads: the scheduler thread; two more live from follow to end.
+ * Units: bytes, layers, nanoseconds.
+ */
+#ifndef RESTORE_REST_LAYERS_H
+#define RESTORE_REST_LAYERS_H
+
+#include "restore/rest_load.h"
+
+/* Fills what every layer of the session needs: scales, window, sinks; digests of what goes with
+ * publishing are right. *layers_out NULL with KV_OK: some of it is not in memory, or has no layers
+ * that could come by themselves; nothing is done. CORRUPT, DEVICE, NOMEM. */
+struct rest_layers;
+enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
+                              struct kv_diag *diag);
+/* The load of the same arguments is published as `session`. Returns as soon as half of the layers
+ * have arrived. CANCELLED, DEVICE, NOMEM: the rest will not come, and the end is due. */
+enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
+                               struct kv_diag *diag);
+/* Waits for the last byte, adds to the receipt and releases, followed or not; NULL is allowed.
+ * KV_OK: everything is as it was saved. Codes of both, and CORRUPT. */
+enum kv_err rest_layers_end(struct rest_layers *layers, struct kv_diag *diag);
+
+#endif

@@ -1,0 +1,269 @@
+/* tests/test_layers.c - wakes out of memory, whose proof follows their layers.
+ *
+ * Responsible for: no layer is said to be there before all of it is; the bits of such a wake;
+ * damage that is named although the proof has passed; wakes that are stopped or fail halfway.
+ * Not responsible for: what lies in memory (test_ram.c), the gate in front of a layer (test_ask.c).
+ *
+ * Fails with BREAK_LAYERS_EARLY (a group of layers is announced before it is copied),
+ * BREAK_LAYERS_WAIT (nobody waits for the copies) and BREAK_LAYERS_END (what the digests say is not
+ * asked for).
+ */
+#include "restore/rest_layers.h"
+
+#include "engine/engine_inner.h"
+#include "tests/support_life.h"
+#include "tests/support_wall.h"
+#include "tests/testing.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS = 6, BLOCKS = 6, TOKENS = 64 + 256 * (BLOCKS + 1) + 30 };
+
+struct fixture {
+    struct life_rig rig;
+    struct kv_digest resident;
+    uint32_t slots_free;
+};
+
+static uint32_t slots_free(const struct life *life) {
+    struct engine_slots slots;
+    engine_slots(life->engine, &slots);
+    return slots.free;
+}
+
+/* "chat" asleep in memory; a plane of block 2 is another there if `damaged`. */
+static void open_fixture(struct fixture *f, int wall, int damaged) {
+    struct transfer_part parts[LAYOUT_STREAM_COUNT];
+    support_wall_set(wall);
+    life_rig_open(&f->rig);
+    f->rig.options.ram_bytes = 32 << 20;
+    f->rig.options.model_layers = LAYERS;
+    life_rig_reopen(&f->rig);
+    f->slots_free = slots_free(&f->rig.life);
+    struct session *session = life_session(&f->rig.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, TOKENS, 3, NULL);
+    life_save(&f->rig.life, session, 1);
+    f->resident = life_resident(session);
+    uint32_t count = transfer_block_parts(session->blocks[2], parts);
+    assert_true(count > 1 && parts[1].stream == LAYOUT_KH);
+    uint8_t *bytes = malloc(parts[1].size);
+    assert_non_null(bytes);
+    assert_int_equal(transfer_part_read(f->rig.life.engine, &parts[1], bytes), KV_OK);
+    bytes[parts[1].size - 5] ^= (uint8_t)(damaged ? 4 : 0);
+    assert_int_equal(transfer_part_write(f->rig.life.engine, &parts[1], bytes), KV_OK);
+    free(bytes);
+    restore_keep(&f->rig.life.source, session);
+    session_drop(session);
+    engine_apply(f->rig.life.engine);
+    assert_int_equal(slots_free(&f->rig.life), f->slots_free);
+}
+
+static void close_fixture(struct fixture *f) {
+    life_rig_close(&f->rig);
+    support_wall_set(1);
+}
+
+/* --- the order */
+
+struct watching {
+    struct engine *engine;
+    _Atomic uint32_t copies, early;
+};
+
+/* Which of its layers the copy begins with; UINT32_MAX: it is of no plane. */
+static uint32_t layer_of(const struct session *session, const uint8_t *to) {
+    for (uint32_t b = 0; b < session->block_count; b++) {
+        struct transfer_part parts[LAYOUT_STREAM_COUNT];
+        uint32_t count = transfer_block_parts(session->blocks[b], parts);
+        for (uint32_t i = 0; i < count; i++) {
+            uint64_t before = 0;
+            for (uint32_t k = 0; k < parts[i].piece_count; before += parts[i].pieces[k++].size) {
+                const uint8_t *at = parts[i].pieces[k].bytes;
+                if (to >= at && to < at + parts[i].pieces[k].size)
+                    return (uint32_t)((before + (uint64_t)(to - at)) / (parts[i].size / LAYERS));
+            }
+        }
+    }
+    return UINT32_MAX;
+}
+
+static void on_lent(void *context, const void *to, uint64_t bytes) {
+    struct watching *watching = context;
+    struct session *session = session_find(watching->engine, "chat");
+    uint32_t layer = session ? layer_of(session, to) : UINT32_MAX;
+    (void)bytes;
+    if (layer == UINT32_MAX)
+        return;
+    pthread_mutex_lock(&session->gate.lock);
+    watching->early += session->gate.layers > layer;
+    pthread_mutex_unlock(&session->gate.lock);
+    watching->copies++;
+}
+
+/* BREAK_LAYERS_EARLY, BREAK_LAYERS_WAIT */
+static void layers_are_there_when_it_is_said(void **state) {
+    struct fixture f;
+    struct receipt receipt;
+    (void)state;
+    open_fixture(&f, 1, 0);
+    struct watching watching = {.engine = f.rig.life.engine};
+    support_wall_watch(on_lent, &watching);
+    struct session *session = life_wake(&f.rig.life, "chat", &receipt);
+    support_wall_watch(NULL, NULL);
+    assert_int_equal(watching.early, 0);
+    /* Three groups of the six layers, and three planes or more of each block. */
+    assert_true(watching.copies >= 3 * 3 * BLOCKS);
+    assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+    assert_int_equal(receipt.door_bytes, 0);
+    struct kv_digest found = life_resident(session);
+    assert_memory_equal(&found, &f.resident, sizeof found);
+    uint64_t raw_bytes = 0;
+    for (int i = 0; i < LAYOUT_STREAM_COUNT; i++)
+        raw_bytes += receipt.raw_bytes[i];
+    assert_true(receipt.ram_bytes > raw_bytes && raw_bytes > 0);
+    assert_true(receipt.stage_ns[RECEIPT_COPY] > 0 && receipt.stage_ns[RECEIPT_DIGEST] > 0);
+    assert_true(receipt.load_ns + receipt.stage_ns[RECEIPT_PROVE] <= receipt.wall_ns);
+    close_fixture(&f);
+}
+
+static void it_is_the_same_where_memory_is_one(void **state) {
+    struct fixture f;
+    struct receipt receipt;
+    (void)state;
+    open_fixture(&f, 0, 0);
+    for (int tiers = RECEIPT_TIERS_EXACT; tiers <= RECEIPT_TIERS_FLOOR; tiers++) {
+        const struct restore_options options = {.tiers = (enum receipt_tiers)tiers};
+        struct session *session = NULL;
+        struct kv_diag diag = {""};
+        assert_int_equal(
+            restore_wake(&f.rig.life.source, "chat", &options, &session, &receipt, &diag), KV_OK);
+        assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
+        assert_int_equal(receipt.door_bytes, 0);
+        assert_int_equal(receipt.digests_failed, 0);
+        session_drop(session);
+        while (engine_apply(f.rig.life.engine))
+            continue;
+        assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    }
+    close_fixture(&f);
+}
+
+/* --- damage */
+
+/* Step by step: what is asked meanwhile is answered, and all the same it is refused by name. */
+static void damage_is_named_whatever_was_answered(void **state) {
+    struct fixture f;
+    struct rest_plan plan = {.ram = 1};
+    const struct restore_options options = {0};
+    struct transfer_load *load = NULL;
+    struct rest_layers *layers = NULL;
+    struct session *session = NULL;
+    struct receipt receipt = {0};
+    struct image_fingerprint print;
+    struct kv_diag diag = {""};
+    (void)state;
+    open_fixture(&f, 1, 1);
+    struct life *life = &f.rig.life;
+    store_hold(life->store);
+    assert_int_equal(rest_plan_image(life->store, kv_alloc_system(), "chat", 0, &plan, &diag),
+                     KV_OK);
+    assert_int_equal(rest_plan_records(life->store, &plan, &diag), KV_OK);
+    assert_int_equal(transfer_load_begin(life->engine, &plan.image, TRANSFER_EXACT, &load, &diag),
+                     KV_OK);
+    const struct rest_load_args args = {&life->source, &plan, load, &options, &receipt};
+    assert_int_equal(rest_layers_begin(&args, &layers, &diag), KV_OK);
+    assert_non_null(layers);
+    assert_int_equal(transfer_load_publish(load, &session, &diag), KV_OK);
+    assert_int_equal(rest_layers_follow(layers, session, &diag), KV_OK);
+    assert_int_equal(session_fingerprint(session, 0, &print, &diag), KV_OK);
+    assert_int_equal(rest_layers_end(layers, &diag), KV_ERR_CORRUPT);
+    assert_non_null(strstr(diag.text, "block 2, stream KH: digest is "));
+    assert_non_null(strstr(diag.text, "coldplane scrub"));
+    assert_int_equal(receipt.digests_failed, 1);
+    session_drop(session);
+    store_unhold(life->store);
+    rest_plan_release(&plan);
+    close_fixture(&f);
+}
+
+/* BREAK_LAYERS_END: the wake itself, which then reads the disk. */
+static void the_disk_is_read_after_damage(void **state) {
+    struct fixture f;
+    struct receipt receipt;
+    (void)state;
+    open_fixture(&f, 1, 1);
+    struct session *session = life_wake(&f.rig.life, "chat", &receipt);
+    struct kv_digest found = life_resident(session);
+    assert_memory_equal(&found, &f.resident, sizeof found);
+    assert_true(receipt.door_bytes > 0);
+    assert_int_equal(receipt.ram_bytes, 0);
+    session_drop(session);
+    engine_apply(f.rig.life.engine);
+    assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    close_fixture(&f);
+}
+
+/* --- ends halfway */
+
+struct stopping {
+    uint32_t calls, at;
+};
+
+static int on_progress(void *context, uint64_t done, uint64_t all) {
+    struct stopping *stopping = context;
+    assert_true(done <= all);
+    return ++stopping->calls < stopping->at;
+}
+
+/* At the first word of progress, at the next, and so on to the last. */
+static void one_that_is_stopped_leaves_nothing(void **state) {
+    struct fixture f;
+    struct receipt receipt;
+    enum kv_err err = KV_ERR_CANCELLED;
+    uint32_t cancelled = 0;
+    (void)state;
+    open_fixture(&f, 1, 0);
+    for (uint32_t at = 1; err == KV_ERR_CANCELLED; at++) {
+        struct stopping stopping = {0, at};
+        const struct restore_options options = {.progress = on_progress,
+                                                .progress_context = &stopping};
+        struct session *session = NULL;
+        struct kv_diag diag = {""};
+        err = restore_wake(&f.rig.life.source, "chat", &options, &session, &receipt, &diag);
+        if (err == KV_OK)
+            session_drop(session);
+        else
+            assert_non_null(strstr(diag.text, "stopped while reading"));
+        cancelled += err == KV_ERR_CANCELLED;
+        assert_null(session_find(f.rig.life.engine, "chat"));
+        engine_apply(f.rig.life.engine);
+        assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    }
+    assert_int_equal(err, KV_OK);
+    assert_true(cancelled >= 1);
+    close_fixture(&f);
+}
+
+static void a_device_that_fails_leaves_nothing(void **state) {
+    struct fixture f;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    (void)state;
+    open_fixture(&f, 1, 0);
+    support_wall_break(SUPPORT_WALL_COPY_IN);
+    (void)life_refuse(&f.rig.life, "chat", KV_ERR_DEVICE, &diag);
+    engine_apply(f.rig.life.engine);
+    assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    session_drop(life_wake(&f.rig.life, "chat", &receipt));
+    assert_int_equal(receipt.door_bytes, 0);
+    close_fixture(&f);
+}
+
+TESTING_MAIN(cmocka_unit_test(layers_are_there_when_it_is_said),
+             cmocka_unit_test(it_is_the_same_where_memory_is_one),
+             cmocka_unit_test(damage_is_named_whatever_was_answered),
+             cmocka_unit_test(the_disk_is_read_after_damage),
+             cmocka_unit_test(one_that_is_stopped_leaves_nothing),
+             cmocka_unit_test(a_device_that_fails_leaves_nothing))
