@@ -371,7 +371,7 @@ enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_n
         if (slots_available(&engine->slots, need->allowance) >= need->slots &&
             engine->blocks.free_count >= need->frames)
             return KV_OK;
-        if (posts_apply(&engine->posts))
+        if (posts_apply(&engine->posts) || engine_inner_leave(engine))
             continue;
         uint32_t have = slots_available(&engine->slots, need->allowance);
         if (have < need->slots && engine_inner_relieve(engine, need->slots - have) > 0)

@@ -38,8 +38,9 @@ struct engine {
 
     struct session **sessions; /* [sessions_max] */
     uint32_t session_count;
-    uint64_t prefill_turn;  /* counts chunks: who is next */
-    struct session **batch; /* [sessions_max], of the running step; NULL: dropped meanwhile */
+    struct session *leaving; /* in no other list, and not yet rid of all their blocks */
+    uint64_t prefill_turn;   /* counts chunks: who is next */
+    struct session **batch;  /* [sessions_max], of the running step; NULL: dropped meanwhile */
     uint32_t batch_count;
     struct forward_seq *seqs; /* [singles_max + 1] */
     uint32_t singles_max;
@@ -66,6 +67,7 @@ struct engine_inner_gate {
 
 struct session {
     struct engine *engine;
+    struct session *next_leaving;
     char name[IMAGE_NAME_BYTES_MAX + 1];
     enum session_state state;
     struct image_policy_change policies[IMAGE_POLICIES_MAX]; /* the last one is in force */
@@ -145,8 +147,10 @@ enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_n
 /* A session without slots, in no list; NOMEM. */
 enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
                                       struct session **session_out, struct kv_diag *diag);
-/* Gives back everything it has; it is in no list. */
+/* Gives back everything it has, in pieces: others go first between two. It is in no list. */
 void engine_inner_session_release(struct session *session);
+/* Those under way, to their last block; 1 when there was one. */
+int engine_inner_leave(struct engine *engine);
 /* NO_SLOTS (sessions_max are resident), EXISTS. */
 enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct kv_diag *diag);
 /* INVALID. */

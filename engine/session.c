@@ -12,6 +12,10 @@
 #include <assert.h>
 #include <string.h>
 
+/* Blocks that a session gives back between two steps of others: poison for as many goes in a few
+ * calls, and takes the device as long as a hundredth of a step that reads nine such sessions. */
+enum { BLOCKS_BESIDE = 32 };
+
 /* Characters that are not seen or turn what stands beside them: U+00AD, U+061C, U+180E, U+200B to
  * 200F, U+2028 to 202E, U+2060 to 206F, U+FEFF. `at` is a valid character of `length` bytes. */
 static int is_unseen(const unsigned char *at, int length) {
@@ -97,17 +101,56 @@ static void release_needles(struct session *session) {
     kv_alloc_release(session->engine->settings.alloc, session->needles);
 }
 
+/* The last `most` of its blocks. */
+static void drop_blocks(struct session *session, uint32_t most) {
+    struct slots *slots = &session->engine->slots;
+
+    slots_gather(slots);
+    for (; most > 0 && session->block_count > 0; most--) {
+        uint32_t i = --session->block_count;
+        block_reader(session->blocks[i], session->views[i].tier, -1);
+        block_drop(session->blocks[i]);
+    }
+    slots_gather_end(slots);
+    engine_inner_review_soon(session->engine);
+}
+
+int engine_inner_leave(struct engine *engine) {
+    int left = 0;
+
+#ifdef BREAK_LEAVE
+    return 0;
+#endif
+    for (struct session *at = engine->leaving; at; at = at->next_leaving) {
+        left |= at->block_count > 0;
+        drop_blocks(at, at->block_count);
+    }
+    return left;
+}
+
+static void leave(struct session *session) {
+    struct engine *engine = session->engine;
+    struct session **at = &engine->leaving;
+
+    session->next_leaving = engine->leaving;
+    engine->leaving = session;
+    drop_blocks(session, BLOCKS_BESIDE);
+    while (session->block_count > 0) {
+        (void)engine_breathe(engine, 1);
+        drop_blocks(session, BLOCKS_BESIDE);
+    }
+    while (*at != session)
+        at = &(*at)->next_leaving;
+    *at = session->next_leaving;
+}
+
 void engine_inner_session_release(struct session *session) {
     struct engine *engine = session->engine;
     const struct kv_alloc *alloc = engine->settings.alloc;
 
     if (session->sealing)
         block_drop(session->sealing);
-    for (uint32_t i = session->block_count; i-- > 0;) {
-        block_reader(session->blocks[i], session->views[i].tier, -1);
-        block_drop(session->blocks[i]);
-    }
-    engine_inner_review_soon(engine);
+    leave(session);
     if (session->has_window)
         window_put(&session->window, &engine->slots);
     release_needles(session);

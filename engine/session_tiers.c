@@ -89,8 +89,10 @@ void engine_inner_review_block(struct session *session, uint32_t index) {
 
 void engine_inner_review(struct session *session) {
     session->settled = 1;
+    slots_gather(&session->engine->slots);
     for (uint32_t i = 0; i < session->block_count; i++)
         engine_inner_review_block(session, i);
+    slots_gather_end(&session->engine->slots);
 }
 
 void engine_inner_review_soon(struct engine *engine) {

@@ -150,8 +150,9 @@ static struct kv_digest try_append(enum engine_device kind, struct layout_geomet
         chunk[i] = (uint16_t)next_random(&random);
     for (uint32_t i = 0; i < LAYOUT_PAGE_SLOTS; i++)
         args.page.slot[i] = (i * 5 + 3) % SLOTS;
-    const struct device_extent all = {{at}, slots_bytes, 1};
-    device_fill(device, &all, 0x7fff);
+    void *const parts[] = {at};
+    const struct device_fill all = {parts, 1, 0x7fff, slots_bytes};
+    device_fill(device, &all);
     tally_check(device_copy_in(device, DEVICE_STEP, &in, 1) == KV_OK, "copy in");
     for (uint32_t i = 0; i < 20; i++) {
         args.page_token = next_random(&random) % LAYOUT_PAGE_TOKENS;

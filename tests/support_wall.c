@@ -175,13 +175,14 @@ static void *wall_mapped(struct device *device, void *at) {
     return NULL;
 }
 
-static void wall_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
+static void wall_fill(struct device *device, const struct device_fill *fill) {
     struct wall *wall = wall_of(device);
-    struct device_extent own = *extent;
 
-    for (uint32_t i = 0; i < own.part_count; i++)
-        own.part[i] = behind(wall, (void *)extent->part[i]);
-    wall->inner->ops->fill(wall->inner, &own, pattern);
+    for (uint32_t i = 0; i < fill->part_count; i++) {
+        void *part = behind(wall, fill->part[i]);
+        const struct device_fill own = {&part, 1, fill->pattern, fill->part_bytes};
+        wall->inner->ops->fill(wall->inner, &own);
+    }
 }
 
 static enum kv_err wall_copy_in(struct device *device, enum device_lane lane,

@@ -100,6 +100,41 @@ static void every_slot_is_given_once(void **state) {
     device_close(device);
 }
 
+/* What is free is poisoned at the end, what is taken again before somebody writes to it.
+ * BREAK_GATHER poisons what they wrote. */
+static void poison_goes_together(void **state) {
+    struct device *device = open_device();
+    struct slots_settings settings = usual(device, 100);
+    static uint32_t taken[800];
+    struct slots slots;
+
+    (void)state;
+    assert_int_equal(slots_init(&settings, &slots, NULL), KV_OK);
+    slots_take(&slots, 800, taken);
+    memset(slots.pool.slots, 1, 800 * slots.slot_bytes);
+    slots_gather(&slots);
+    slots_gather(&slots);
+    slots_put(&slots, taken, 800);
+    slots_spoil_frame(&slots, 3);
+    slots_gather_end(&slots);
+    assert_false(is_poisoned(slots_at(&slots, taken[799]), slots.slot_bytes));
+    slots_gather_end(&slots);
+    for (uint32_t i = 0; i < 800; i++)
+        assert_true(is_poisoned(slots_at(&slots, taken[i]), slots.slot_bytes));
+    slots_gather(&slots);
+    slots_take(&slots, 2, taken);
+    slots_put(&slots, taken, 1);
+    slots_spoil(&slots, taken + 1, 1);
+    memset(slots_at(&slots, taken[1]), 1, slots.slot_bytes);
+    slots_put(&slots, taken + 1, 1);
+    slots_take(&slots, 1, taken);
+    memset(slots_at(&slots, taken[0]), 1, slots.slot_bytes);
+    slots_gather_end(&slots);
+    assert_int_equal(*slots_at(&slots, taken[0]), 1);
+    slots_release(&slots);
+    device_close(device);
+}
+
 static void the_reserve_serves_what_waits(void **state) {
     struct device *device = open_device();
     struct slots_settings settings = usual(device, 20);
@@ -292,6 +327,7 @@ static void posts_run_in_order(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(the_budget_becomes_slots), cmocka_unit_test(every_slot_is_given_once),
+             cmocka_unit_test(poison_goes_together),
              cmocka_unit_test(the_reserve_serves_what_waits),
              cmocka_unit_test(a_block_lives_while_somebody_needs_it),
              cmocka_unit_test(rows_reach_their_pages), cmocka_unit_test(posts_run_in_order))

@@ -50,10 +50,10 @@ void *device_mapped(struct device *device, void *at) {
     return device->ops->mapped ? device->ops->mapped(device, at) : NULL;
 }
 
-void device_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
-    assert(extent->part_bytes % 16 == 0);
-    if (extent->part_count)
-        device->ops->fill(device, extent, pattern);
+void device_fill(struct device *device, const struct device_fill *fill) {
+    assert(fill->part_bytes % 16 == 0);
+    if (fill->part_count)
+        device->ops->fill(device, fill);
 }
 
 enum kv_err device_copy_in(struct device *device, enum device_lane lane,

@@ -67,6 +67,14 @@ struct device_extent {
     uint32_t part_count;
 };
 
+/* A 16-bit pattern for equal parts, read during the call; part_bytes a multiple of 16. */
+struct device_fill {
+    void *const *part;
+    uint32_t part_count;
+    uint16_t pattern;
+    uint64_t part_bytes;
+};
+
 /* How a weight is used, which decides how it is held: rows looked up, or a factor. */
 enum device_use { DEVICE_TABLE, DEVICE_FACTOR };
 
@@ -95,7 +103,7 @@ struct device_ops {
     void *(*host_keep)(struct device *device, uint64_t bytes); /* NULL: none is special */
     void (*host_put)(struct device *device, void *memory);
     void *(*mapped)(struct device *device, void *at); /* NULL: the processor reaches nothing */
-    void (*fill)(struct device *device, const struct device_extent *extent, uint16_t pattern);
+    void (*fill)(struct device *device, const struct device_fill *fill);
     enum kv_err (*copy_in)(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);
     enum kv_err (*copy_out)(struct device *device, enum device_lane lane,
@@ -181,9 +189,9 @@ void *device_host_keep(struct device *device, uint64_t bytes);
 void device_host_put(struct device *device, void *memory);
 /* Where the processor itself reads and writes what lies at `at`; NULL where it cannot. */
 void *device_mapped(struct device *device, void *at);
-/* Fills every part with a 16-bit pattern, in the order of operations and before whatever a later
- * call copies in; part_bytes a multiple of 16. */
-void device_fill(struct device *device, const struct device_extent *extent, uint16_t pattern);
+/* In the order of operations and before whatever a later call copies in. Many parts at once cost
+ * hardly more than one. */
+void device_fill(struct device *device, const struct device_fill *fill);
 /* From the processor's memory, whose content has been taken when it returns, or is lent. */
 enum kv_err device_copy_in(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);

@@ -175,12 +175,12 @@ static void cuda_host_put(struct device *device, void *memory) {
     pinned_put(&cuda_of(device)->pinned, memory);
 }
 
-static void cuda_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
+static void cuda_fill(struct device *device, const struct device_fill *fill) {
+    const struct cuda_ops_fill args = {fill->part_count, fill->pattern, fill->part_bytes,
+                                       fill->part};
     struct cuda *cuda = cuda_of(device);
-    struct cuda_ops_fill args = {extent->part_count, pattern, extent->part_bytes, {NULL}};
     struct lane *lane = enter(cuda, DEVICE_STEP);
 
-    memcpy(args.part, extent->part, extent->part_count * sizeof args.part[0]);
     check(cuda, cuda_ops_fill(&args, lane->stream), "fill");
     check(cuda, cudaEventRecord(cuda->filled, lane->stream), "fill");
     pthread_mutex_unlock(&lane->lock);

@@ -133,12 +133,12 @@ static void host_plan(struct device *device, const struct kvops_attend *singles)
     (void)singles;
 }
 
-static void host_fill(struct device *device, const struct device_extent *extent, uint16_t pattern) {
+static void host_fill(struct device *device, const struct device_fill *fill) {
     (void)device;
-    for (uint32_t part = 0; part < extent->part_count; part++) {
-        uint16_t *values = (uint16_t *)extent->part[part];
-        for (uint64_t i = 0; i < extent->part_bytes / 2; i++)
-            values[i] = pattern;
+    for (uint32_t part = 0; part < fill->part_count; part++) {
+        uint16_t *values = (uint16_t *)fill->part[part];
+        for (uint64_t i = 0; i < fill->part_bytes / 2; i++)
+            values[i] = fill->pattern;
     }
 }
 

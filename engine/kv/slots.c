@@ -63,9 +63,10 @@ enum kv_err slots_init(const struct slots_settings *settings, struct slots *slot
                            "no memory for a slot pool of %llu bytes: give less with --slots-memory",
                            (unsigned long long)slots->pool_bytes);
     slots->pool.meta = slots->pool.slots + slots->total * slots->slot_bytes;
-    const struct device_extent all = {{slots->pool.slots}, slots->pool_bytes, 1};
+    void *const parts[] = {slots->pool.slots};
+    const struct device_fill all = {parts, 1, SLOTS_POISON, slots->pool_bytes};
     if (settings->poison)
-        device_fill(settings->device, &all, SLOTS_POISON);
+        device_fill(settings->device, &all);
     fill_free_list(slots);
     return KV_OK;
 }
@@ -75,6 +76,25 @@ void slots_release(struct slots *slots) {
         device_put(slots->settings.device, slots->pool.slots);
     kv_alloc_release(slots->settings.alloc, slots->free_list);
     *slots = (struct slots){0};
+}
+
+static void poison(struct slots *slots) {
+    const struct device_fill fill = {slots->gathered, slots->gathered_count, SLOTS_POISON,
+                                     slots->slot_bytes};
+    const struct device_fill frames = {slots->gathered_frames, slots->gathered_frame_count,
+                                       SLOTS_POISON, slots->frame_bytes};
+
+    device_fill(slots->settings.device, &fill);
+    device_fill(slots->settings.device, &frames);
+    slots->gathered_count = slots->gathered_frame_count = 0;
+}
+
+static void gather(struct slots *slots, const uint32_t *given, uint32_t count) {
+    for (uint32_t i = 0; slots->settings.poison && i < count; i++) {
+        if (slots->gathered_count == SLOTS_GATHERED_MAX)
+            poison(slots);
+        slots->gathered[slots->gathered_count++] = slots_at(slots, given[i]);
+    }
 }
 
 uint32_t slots_available(const struct slots *slots, uint32_t allowance) {
@@ -89,6 +109,9 @@ void slots_take(struct slots *slots, uint32_t count, uint32_t *taken_out) {
     uint32_t used;
 
     assert(count <= slots->free_count);
+#ifndef BREAK_GATHER
+    poison(slots); /* what is written to them comes after it */
+#endif
     for (uint32_t i = 0; i < count; i++)
         taken_out[i] = slots->free_list[--slots->free_count];
     used = slots->total - slots->free_count;
@@ -105,7 +128,9 @@ void slots_put(struct slots *slots, const uint32_t *given, uint32_t count) {
         assert(given[i] < slots->total);
         slots->free_list[slots->free_count++] = given[i];
     }
-    slots_spoil(slots, given, count);
+    gather(slots, given, count);
+    if (!slots->gathering)
+        poison(slots);
 }
 
 uint32_t slots_of(uint32_t streams) {
@@ -128,17 +153,27 @@ uint8_t *slots_frame(const struct slots *slots, uint32_t frame) {
 }
 
 void slots_spoil(struct slots *slots, const uint32_t *spoiled, uint32_t count) {
-    for (uint32_t done = 0; slots->settings.poison && done < count;) {
-        struct device_extent extent = {.part_bytes = slots->slot_bytes};
-        for (; done < count && extent.part_count < LAYOUT_BLOCK_SLOTS; done++)
-            extent.part[extent.part_count++] = slots_at(slots, spoiled[done]);
-        device_fill(slots->settings.device, &extent, SLOTS_POISON);
-    }
+    gather(slots, spoiled, count);
+    poison(slots); /* whoever has them may write to them at once */
 }
 
 void slots_spoil_frame(struct slots *slots, uint32_t frame) {
-    const struct device_extent extent = {{slots_frame(slots, frame)}, slots->frame_bytes, 1};
+    if (!slots->settings.poison)
+        return;
+    if (slots->gathered_frame_count == SLOTS_GATHERED_MAX)
+        poison(slots);
+    slots->gathered_frames[slots->gathered_frame_count++] = slots_frame(slots, frame);
+    if (!slots->gathering)
+        poison(slots);
+}
 
-    if (slots->settings.poison)
-        device_fill(slots->settings.device, &extent, SLOTS_POISON);
+void slots_gather(struct slots *slots) {
+    slots->gathering++;
+}
+
+void slots_gather_end(struct slots *slots) {
+    assert(slots->gathering > 0);
+    slots->gathering--;
+    if (!slots->gathering)
+        poison(slots);
 }

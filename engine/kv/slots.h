@@ -19,7 +19,11 @@
 #include "store/base/alloc.h"
 #include "store/base/diag.h"
 
-enum { SLOTS_PER_FRAME = 8, SLOTS_POISON = 0x7fff }; /* NaN as BF16 and as fp16 */
+enum {
+    SLOTS_PER_FRAME = 8,
+    SLOTS_POISON = 0x7fff, /* NaN as BF16 and as fp16 */
+    SLOTS_GATHERED_MAX = 512
+};
 
 struct slots_settings {
     const struct kv_alloc *alloc;
@@ -40,6 +44,9 @@ struct slots {
     uint32_t free_count;
     uint32_t waiting; /* slots of planes that nobody reads and that are not durable yet */
     uint32_t peak_used;
+    int gathering; /* what is to be poisoned waits in one of these */
+    void *gathered[SLOTS_GATHERED_MAX], *gathered_frames[SLOTS_GATHERED_MAX];
+    uint32_t gathered_count, gathered_frame_count;
 };
 
 /* Writes `slots_out` also on failure, so that slots_release is always right after it. */
@@ -59,5 +66,9 @@ uint8_t *slots_frame(const struct slots *slots, uint32_t frame);
 /* Poison for what is not free but holds nothing any more. */
 void slots_spoil(struct slots *slots, const uint32_t *spoiled, uint32_t count);
 void slots_spoil_frame(struct slots *slots, uint32_t frame);
+/* Between the two poison for what becomes free waits, at most until something is taken, and goes
+ * together: calls to the device for each block of a long session take longer than half a step. */
+void slots_gather(struct slots *slots);
+void slots_gather_end(struct slots *slots);
 
 #endif

@@ -15,9 +15,11 @@ void window_take(struct window *window, struct slots *slots) {
 }
 
 void window_put(struct window *window, struct slots *slots) {
+    slots_gather(slots);
     slots_put(slots, window->sinks.slot, LAYOUT_PAGE_SLOTS);
     for (uint32_t page = 0; page < LAYOUT_WINDOW_PAGES_MAX; page++)
         slots_put(slots, window->pages[page].slot, LAYOUT_PAGE_SLOTS);
+    slots_gather_end(slots);
 }
 
 void window_turn(struct window *window, struct slots *slots, const uint32_t *fresh) {

@@ -47,12 +47,11 @@ struct cuda_ops_copies {
 cudaError_t cuda_ops_copy(const struct cuda_ops_copies *copies, cudaStream_t stream);
 
 /* A 16-bit pattern into equal parts, 16-byte aligned; bytes a multiple of 16. */
-enum { CUDA_OPS_FILL_PARTS = 32 };
 struct cuda_ops_fill {
     uint32_t count;
     uint16_t pattern;
     uint64_t bytes; /* of a part */
-    void *part[CUDA_OPS_FILL_PARTS];
+    void *const *part;
 };
 cudaError_t cuda_ops_fill(const struct cuda_ops_fill *args, cudaStream_t stream);
 

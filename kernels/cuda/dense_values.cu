@@ -52,21 +52,35 @@ extern "C" cudaError_t cuda_ops_add(const struct ops_add *args, cudaStream_t str
     return launch((const void *)add_kernel, args, args->count, stream);
 }
 
+/* As many parts as the arguments of a kernel, at most 4 KiB, have room for. */
+struct fill {
+    enum { PARTS = 480 };
+    uint32_t two;
+    uint64_t bytes;
+    void *part[PARTS];
+};
+
 /* Starts when all that came before has ended: what it fills may have been read until then. */
 static __global__ void __launch_bounds__(THREADS)
-    fill_kernel(const __grid_constant__ struct cuda_ops_fill args) {
-    uint32_t two = args.pattern * 0x10001u;
+    fill_kernel(const __grid_constant__ struct fill args) {
     uint4 *to = (uint4 *)args.part[blockIdx.y];
 
     for (uint64_t i = blockIdx.x * (uint64_t)THREADS + threadIdx.x; i < args.bytes / sizeof *to;
          i += (uint64_t)gridDim.x * THREADS)
-        to[i] = make_uint4(two, two, two, two);
+        to[i] = make_uint4(args.two, args.two, args.two, args.two);
 }
 
 extern "C" cudaError_t cuda_ops_fill(const struct cuda_ops_fill *args, cudaStream_t stream) {
-    if (args->count == 0 || args->bytes == 0)
-        return cudaSuccess;
-    fill_kernel<<<dim3(ctas_of(args->bytes / sizeof(uint4)), args->count), THREADS, 0, stream>>>(
-        *args);
-    return cudaGetLastError();
+    const uint32_t ctas = ctas_of(args->bytes / sizeof(uint4)), most = fill::PARTS;
+    struct fill fill = {args->pattern * 0x10001u, args->bytes, {NULL}};
+    cudaError_t error = cudaSuccess;
+
+    for (uint32_t done = 0; ctas && done < args->count && error == cudaSuccess; done += most) {
+        uint32_t each = args->count - done < most ? args->count - done : most;
+        for (uint32_t i = 0; i < each; i++)
+            fill.part[i] = args->part[done + i];
+        fill_kernel<<<dim3(ctas, each), THREADS, 0, stream>>>(fill);
+        error = cudaGetLastError();
+    }
+    return error;
 }

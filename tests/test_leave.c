@@ -1,0 +1,111 @@
+/* tests/test_leave.c - a session that goes gives its blocks back in pieces.
+ *
+ * Responsible for: others that step between two pieces, who may need all of its slots at once; that
+ * nothing is left behind, and all of it is poisoned.
+ * Not responsible for: who steps (test_beside.c), one block (test_pool.c).
+ *
+ * Fails with BREAK_LEAVE: there are no slots, though a session is just going.
+ */
+#include "engine/engine_inner.h"
+#include "engine/fill.h"
+#include "tests/support_engine.h"
+#include "tests/testing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCKS = 40, TOKENS = (BLOCKS + 2) * LAYOUT_BLOCK_TOKENS };
+
+struct scene {
+    struct engine *engine;
+    int greedy; /* between two pieces all that the session had is wanted */
+    uint32_t breaths, free_at_first, free_at_last;
+};
+
+static uint32_t ids[TOKENS];
+
+static enum kv_err no_need(void *context, const struct fill_stretch *stretch,
+                           struct kv_diag *diag) {
+    (void)context;
+    (void)stretch;
+    (void)diag;
+    return KV_OK;
+}
+
+/* Ones, of every head. */
+static void ones(void *context, const struct fill_stretch *stretch, uint32_t first, uint32_t end,
+                 uint16_t *chunk) {
+    size_t each = 2 * (size_t)stretch->chunk_rows * 128;
+
+    (void)context;
+    for (uint32_t layer = 0; layer < 4; layer++)
+        for (uint32_t value = 0; value < 2; value++)
+            for (uint32_t head = 0; head < 2; head++)
+                for (size_t i = 0;
+                     layer * 2 + head >= first && layer * 2 + head < end && i < each / 2; i++)
+                    chunk[((layer * 2 + value) * 2 + head) * each / 2 + i] = 0x3f80;
+}
+
+static int on_breathe(void *context, int small) {
+    struct scene *scene = context;
+    struct engine *engine = scene->engine;
+    struct engine_inner_need need = {NULL, 0, 0, 0};
+    struct kv_diag diag = {""};
+
+    assert_true(small);
+    assert_null(session_find(engine, "goes"));
+    if (scene->breaths++ == 0)
+        scene->free_at_first = engine->slots.free_count;
+    need.slots = engine->slots.free_count + 50;
+    if (scene->greedy)
+        assert_int_equal(engine_inner_room(engine, &need, &diag), KV_OK);
+    scene->free_at_last = engine->slots.free_count;
+    return 1;
+}
+
+static void drop_one(struct scene *scene) {
+    const struct fill fill = {ids, TOKENS, no_need, ones, NULL, 1};
+    struct engine *engine = scene->engine;
+    struct session *session = support_engine_session(engine, "goes", IMAGE_RECIPE_V3);
+    struct kv_diag diag = {""};
+    uint32_t all = engine->slots.total;
+
+    if (fill_session(session, &fill, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    assert_int_equal(session->block_count, BLOCKS);
+    uint32_t held = all - engine->slots.free_count;
+    scene->breaths = 0;
+    session_drop(session);
+    assert_int_equal(scene->breaths, 1);
+    assert_null(engine->leaving);
+    assert_int_equal(engine->slots.free_count, all);
+    assert_int_equal(engine->blocks.free_count, engine->slots.frames);
+    assert_true(scene->free_at_first < all && scene->free_at_first > all - held);
+    if (scene->greedy)
+        assert_int_equal(scene->free_at_last, all - WINDOW_SLOTS);
+    uint16_t *pool = malloc(engine->slots.pool_bytes);
+    const struct device_copy copy = {pool, engine->slots.pool.slots, engine->slots.pool_bytes};
+    assert_int_equal(device_copy_out(engine->device, DEVICE_STEP, &copy, 1), KV_OK);
+    for (uint64_t i = 0; i < engine->slots.pool_bytes / 2; i++)
+        if (pool[i] != SLOTS_POISON)
+            fail_msg("value %llu is not poisoned", (unsigned long long)i);
+    free(pool);
+}
+
+static void others_step_while_one_leaves(void **state) {
+    struct scene scene = {0};
+    struct support_engine_options options = support_engine_default();
+
+    (void)state;
+    options.poison = 1;
+    options.slots = 1200;
+    options.hooks = (struct engine_hooks){.context = &scene, .breathe = on_breathe};
+    scene.engine = support_engine_synth(&options, "synth:small");
+    support_engine_ids(testing_seed("ids", 11), 256, ids, TOKENS);
+    drop_one(&scene);
+    scene.greedy = 1;
+    drop_one(&scene);
+    engine_close(scene.engine);
+}
+
+TESTING_MAIN(cmocka_unit_test(others_step_while_one_leaves))
