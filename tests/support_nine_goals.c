@@ -53,9 +53,14 @@ static double ms_of(const uint64_t *ns, uint32_t count, double share) {
 
 /* Who kept the others waiting: stretches in the order of a sleep and of a wake, then gaps. */
 static void tell_holds(struct nine_holds *holds) {
-    printf("  a step: p50 %.3f ms, of it not waiting for the device %.3f (p99 %.3f)\n",
-           ms_of(holds->step_ns, holds->steps, 0.5), ms_of(holds->host_ns, holds->steps, 0.5),
-           ms_of(holds->host_ns, holds->steps, 0.99));
+    for (uint32_t kind = 0; kind < NINE_MOVE_KINDS; kind++) {
+        const struct nine_steps *steps = &holds->steps[kind];
+        printf("  a step, %-7s: p50 %.3f ms, p99 %.3f, of it not waiting for the device p50 %.3f, "
+               "p99 %.3f (%u steps)\n",
+               nine_move_name((enum nine_move_kind)kind), ms_of(steps->step_ns, steps->count, 0.5),
+               ms_of(steps->step_ns, steps->count, 0.99), ms_of(steps->host_ns, steps->count, 0.5),
+               ms_of(steps->host_ns, steps->count, 0.99), steps->count);
+    }
     for (uint32_t kind = NINE_SLEEPS; kind < NINE_MOVE_KINDS; kind++)
         for (uint32_t i = 0; i < NINE_PLACES; i++) {
             const struct nine_place *place = &holds->places[kind][i];

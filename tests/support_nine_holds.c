@@ -55,9 +55,10 @@ void nine_holds_stepped(struct nine_holds *holds, const struct nine_stepped *ste
     gap.ns = step->gap_ns;
     gap.step_ns = step->step_ns;
     holds->since_step = (struct nine_gap){0};
-    if (holds->steps < NINE_STEPS_KEPT) {
-        holds->step_ns[holds->steps] = step->step_ns;
-        holds->host_ns[holds->steps++] = step->step_ns - step->wait_ns;
+    struct nine_steps *steps = &holds->steps[holds->kind];
+    if (steps->count < NINE_STEPS_KEPT) {
+        steps->step_ns[steps->count] = step->step_ns;
+        steps->host_ns[steps->count++] = step->step_ns - step->wait_ns;
     }
     if (!step->gap_ns || !step->quiet_ns || step->gap_ns < step->quiet_ns + step->quiet_ns / 2)
         return;

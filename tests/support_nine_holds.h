@@ -36,9 +36,11 @@ struct nine_holds {
     int holding;
     uint64_t since_ns;
     struct nine_gap since_step; /* the longest stretch since the last step */
-    /* Of each step: until the device had all of it, and all but waiting for the device. */
-    uint64_t step_ns[NINE_STEPS_KEPT], host_ns[NINE_STEPS_KEPT];
-    uint32_t steps;
+    /* Of each step beside a move of that kind: all of it, and all but waiting for the device. */
+    struct nine_steps {
+        uint64_t step_ns[NINE_STEPS_KEPT], host_ns[NINE_STEPS_KEPT];
+        uint32_t count;
+    } steps[NINE_MOVE_KINDS];
 };
 
 /* The mover's: a move begins or, as NINE_NOT_MOVING, ends; it gives the baton and has it again. */

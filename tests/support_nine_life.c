@@ -35,9 +35,27 @@ struct decoder {
     struct nine_life *life;
     atomic_int stop, moving;
     uint64_t quiet_ns; /* the median of quiet gaps, once sessions move */
+    pthread_mutex_t lock;
+    pthread_cond_t rested;
+    double rest_until; /* 0: nobody rests */
+    uint32_t rest_gaps;
     enum kv_err err;
     struct kv_diag diag;
 };
+
+/* Whoever moves sessions rests until enough was seen without it. */
+static void tell_rested(struct decoder *decoder) {
+    const struct nine_gaps *quiet = &decoder->life->quiet;
+
+    pthread_mutex_lock(&decoder->lock);
+    if (decoder->rest_until > 0 &&
+        ((nine_seconds() >= decoder->rest_until && quiet->count >= decoder->rest_gaps) ||
+         decoder->err != KV_OK || quiet->count == NINE_GAPS_MAX)) {
+        decoder->rest_until = 0;
+        pthread_cond_signal(&decoder->rested);
+    }
+    pthread_mutex_unlock(&decoder->lock);
+}
 
 /* A gap is what a user sees: from the end of one step to the end of the next, whoever had the
  * device meanwhile. */
@@ -46,11 +64,12 @@ static void *decode(void *context) {
     const struct kv_clock *clock = kv_clock_system();
     const uint64_t *wait_ns = &decoder->nine->engine->device->busy_ns[DEVICE_WAIT];
     uint64_t last_ns = 0;
+    int before = 0;
 
     while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
         uint32_t tokens = 0;
-        int moving = atomic_load(&decoder->moving);
         baton_take(&decoder->nine->baton);
+        int moving = atomic_load(&decoder->moving);
         uint64_t begun_ns = kv_clock_now_ns(clock), waited_ns = *wait_ns;
         decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
         uint64_t now_ns = kv_clock_now_ns(clock);
@@ -58,11 +77,13 @@ static void *decode(void *context) {
                                              now_ns - begun_ns, *wait_ns - waited_ns,
                                              moving ? decoder->quiet_ns : 0};
         nine_holds_stepped(decoder->life->holds, &stepped);
-        baton_give(&decoder->nine->baton);
-        struct nine_gaps *gaps = moving ? &decoder->life->moving : &decoder->life->quiet;
+        struct nine_gaps *gaps = moving || before ? &decoder->life->moving : &decoder->life->quiet;
         if (tokens && last_ns && gaps->count < NINE_GAPS_MAX)
             gaps->ns[gaps->count++] = now_ns - last_ns;
+        baton_give(&decoder->nine->baton);
         last_ns = tokens ? now_ns : 0;
+        before = moving;
+        tell_rested(decoder);
         sched_yield();
     }
     return NULL;
@@ -224,41 +245,44 @@ enum kv_err nine_read_plain(const struct nine *nine, uint64_t bytes, struct nine
 
 /* --- the life */
 
-static void wait_gaps(struct decoder *decoder, const struct nine_gaps *gaps, double until,
-                      uint32_t least) {
+/* With the baton, which the decoder has meanwhile. Everybody grows, and steps with them: what is
+ * quiet is looked at between moves, not before all of them. */
+static void rest(struct decoder *decoder, double seconds, uint32_t least) {
     struct nine *nine = decoder->nine;
 
-    for (int over = 0; !over;) {
-        baton_take(&nine->baton);
-        over = (nine_seconds() >= until && gaps->count >= least) || decoder->err != KV_OK ||
-               gaps->count == NINE_GAPS_MAX;
-        baton_give(&nine->baton);
-        sched_yield();
-    }
+    atomic_store(&decoder->moving, 0);
+    baton_give(&nine->baton);
+    pthread_mutex_lock(&decoder->lock);
+    decoder->rest_gaps = least;
+    decoder->rest_until = nine_seconds() + seconds;
+    while (decoder->rest_until > 0 && decoder->err == KV_OK)
+        pthread_cond_wait(&decoder->rested, &decoder->lock);
+    pthread_mutex_unlock(&decoder->lock);
+    baton_take(&nine->baton);
+    decoder->quiet_ns = (uint64_t)(nine_gaps_ms(&decoder->life->quiet, 0.5) * 1e6);
+    atomic_store(&decoder->moving, 1);
 }
 
-/* As many decode in quiet as meanwhile: one is left out. */
+/* As many decode in quiet as meanwhile: one is left out. A fifth of the time is quiet. */
 static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder *decoder,
                                struct nine_life *life, struct kv_diag *diag) {
     uint64_t state = nine->settings.seed;
     uint32_t out = draw(nine, 1, &state);
     enum kv_err err = KV_OK;
-    double quiet = seconds / 5, begun = nine_seconds();
+    double begun = nine_seconds();
 
     nine->users[out].away = 1;
-    wait_gaps(decoder, &life->quiet, begun + quiet, 20);
     baton_take(&nine->baton);
-    decoder->quiet_ns = (uint64_t)(nine_gaps_ms(&life->quiet, 0.5) * 1e6);
-    atomic_store(&decoder->moving, 1);
+    rest(decoder, seconds / 40, 20);
     while (err == KV_OK && decoder->err == KV_OK && life->move_count < NINE_WAKES_MAX &&
            (nine_seconds() < begun + seconds || life->move_count == 0)) {
         uint32_t comes = draw(nine, 0, &state);
+        double from = nine_seconds();
         err = exchange(nine, out, comes, life, &life->moves[life->move_count++], diag);
         out = draw(nine, 1, &state);
         nine->users[out].away = 1;
-        baton_give(&nine->baton);
-        sched_yield();
-        baton_take(&nine->baton);
+        if (err == KV_OK)
+            rest(decoder, (nine_seconds() - from) / 4, 0);
     }
     baton_give(&nine->baton);
     return err;
@@ -300,12 +324,16 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
     nine->holds = life->holds = calloc(1, sizeof *life->holds);
     if (!life->quiet.ns || !life->moving.ns || !life->holds)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
+    pthread_mutex_init(&decoder.lock, NULL);
+    pthread_cond_init(&decoder.rested, NULL);
     nine->shared = 1;
     if (pthread_create(&thread, NULL, decode, &decoder) != 0)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no thread to decode with");
     err = live_shared(nine, seconds, &decoder, life, diag);
     atomic_store(&decoder.stop, 1);
     pthread_join(thread, NULL);
+    pthread_cond_destroy(&decoder.rested);
+    pthread_mutex_destroy(&decoder.lock);
     nine->shared = 0;
     nine->holds = NULL;
     if (err == KV_OK && decoder.err != KV_OK) {
