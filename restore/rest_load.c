@@ -9,6 +9,7 @@
 #include "engine/scales.h"
 
 #include "store/base/bytes.h"
+#include "store/base/polite.h"
 #include "store/store_ram.h"
 
 #include <pthread.h>
@@ -164,6 +165,7 @@ static enum kv_err place_and_digest(struct loading *loading, const size_t *items
 static void *digest_main(void *context) {
     struct loading *loading = context;
     size_t first, count;
+    kv_polite();
     while ((count = next_landed(loading, &first)) != 0) {
         const size_t *items = loading->queue + first;
         struct kv_digest found[DIGEST_EACH];
@@ -406,15 +408,12 @@ static enum kv_err read_and_digest(struct loading *loading, int *in_doubt_out,
     int error = pthread_create(&thread, NULL, digest_main, loading);
     if (error != 0)
         return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start the digest thread");
-    /* Nobody can see the shadow, so others may step while it fills. */
-    engine_away(loading->args->source->engine);
     enum kv_err err = read_all(loading, diag);
     pthread_mutex_lock(&loading->lock);
     loading->closed = 1;
     pthread_cond_broadcast(&loading->landed);
     pthread_mutex_unlock(&loading->lock);
     pthread_join(thread, NULL);
-    engine_back(loading->args->source->engine);
     count_streams(loading);
     for (size_t i = 0; i < loading->read_count; i++)
         *in_doubt_out |= loading->reads[i].in_doubt;
@@ -423,28 +422,36 @@ static enum kv_err read_and_digest(struct loading *loading, int *in_doubt_out,
     return err;
 }
 
+static void end_loading(struct loading *loading, int in_doubt) {
+    const struct restore_source *source = loading->args->source;
+    pthread_cond_destroy(&loading->landed);
+    pthread_mutex_destroy(&loading->lock);
+    for (size_t i = 0; i < loading->fetch.count && loading->going != NULL; i++)
+        store_ram_return(source->store, &loading->going[i].loan);
+    if (!in_doubt)
+        transfer_host_put(source->engine, loading->ring);
+    kv_alloc_release(source->alloc, loading->going);
+    kv_alloc_release(source->alloc, loading->reads);
+    kv_alloc_release(source->alloc, loading->of_read);
+    kv_alloc_release(source->alloc, loading->queue);
+    rest_fetch_release(&loading->fetch);
+}
+
+/* Nobody can see the shadow, so others may step while it is listed and fills. */
 enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
                           struct kv_diag *diag) {
     struct loading loading = {.args = args};
     *in_doubt_out = 0;
     pthread_mutex_init(&loading.lock, NULL);
     pthread_cond_init(&loading.landed, NULL);
+    engine_away(args->source->engine);
     enum kv_err err = prepare(&loading, diag);
     if (err == KV_OK)
         err = read_and_digest(&loading, in_doubt_out, diag);
     if (err == KV_OK && loading.checked != loading.fetch.count)
         err = kv_diag_set(diag, KV_ERR_IO, "%u of %zu extents were digested", loading.checked,
                           loading.fetch.count);
-    pthread_cond_destroy(&loading.landed);
-    pthread_mutex_destroy(&loading.lock);
-    for (size_t i = 0; i < loading.fetch.count && loading.going != NULL; i++)
-        store_ram_return(args->source->store, &loading.going[i].loan);
-    if (*in_doubt_out == 0)
-        transfer_host_put(args->source->engine, loading.ring);
-    kv_alloc_release(args->source->alloc, loading.going);
-    kv_alloc_release(args->source->alloc, loading.reads);
-    kv_alloc_release(args->source->alloc, loading.of_read);
-    kv_alloc_release(args->source->alloc, loading.queue);
-    rest_fetch_release(&loading.fetch);
+    end_loading(&loading, *in_doubt_out);
+    engine_back(args->source->engine);
     return err;
 }

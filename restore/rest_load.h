@@ -4,7 +4,8 @@
  * where restore accepts or refuses a digest.
  * Not responsible for: reserving or publishing (transfer.h), reading itself (rest_fetch.h).
  *
- * Threads: the caller reads; a thread that lives for the call digests. A look is pure.
+ * Threads: the caller reads, and others may step meanwhile; a thread that lives for the call and
+ * lets whoever computes go first digests. A look is pure.
  * Units: bytes, nanoseconds.
  */
 #ifndef RESTORE_REST_LOAD_H

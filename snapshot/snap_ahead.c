@@ -5,11 +5,12 @@
  */
 #include "snapshot/snap_ahead.h"
 
+#include "store/base/polite.h"
+
 #include <assert.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-enum { HELPERS_USUAL = 14, OTHERS = 2, NICE = 5 };
+enum { HELPERS_USUAL = 14, OTHERS = 2 };
 
 /* Ready or in work: enough that helpers need not stop while a batch is synced. */
 enum { SLOTS_MAX = SNAP_AHEAD_HELPERS_MAX + SNAP_AHEAD_MORE };
@@ -92,8 +93,7 @@ static void make_ready(struct helper *helper, const struct snap_job *job,
 static void *helper_main(void *argument) {
     struct helper *helper = argument;
     struct snap_ahead *ahead = helper->ahead;
-    /* Of this thread alone, on Linux: whoever computes goes first. */
-    (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + NICE);
+    kv_polite();
     pthread_mutex_lock(&ahead->lock);
     for (;;) {
         struct snap_ready *ready = NULL;

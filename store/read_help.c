@@ -8,6 +8,8 @@
  */
 #include "store/read_help.h"
 
+#include "store/base/polite.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -30,6 +32,7 @@ static uint32_t held(const struct read_help *help) {
 
 static void *help_main(void *argument) {
     struct read_help *help = argument;
+    kv_polite();
     pthread_mutex_lock(&help->lock);
     int thread = (int)++help->seated;
     for (;;) {

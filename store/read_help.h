@@ -4,7 +4,8 @@
  * own and, where they fall behind, by the reading thread; handing back what is over.
  * Not responsible for: the work itself (store_read.c).
  *
- * Threads: all calls from the reading thread; `work` runs on any of them.
+ * Threads: all calls from the reading thread; `work` runs on any of them, and on threads that let
+ * whoever computes go first (store/base/polite.h).
  * Units: none.
  */
 #ifndef STORE_READ_HELP_H
