@@ -324,10 +324,14 @@ enum kv_err engine_post_behind(struct engine *engine, void (*call)(void *context
 }
 
 int engine_apply(struct engine *engine) {
+    /* A batch of blocks that have become durable gives up planes of each. */
+    slots_gather(&engine->slots);
     unsigned count = posts_apply(&engine->posts) + posts_apply_one(&engine->behind);
 
     /* What the piece has brought is seen by the next step already. */
-    return count + posts_apply(&engine->posts) > 0;
+    count += posts_apply(&engine->posts);
+    slots_gather_end(&engine->slots);
+    return count > 0;
 }
 
 void engine_away(struct engine *engine) {

@@ -70,5 +70,7 @@ void nine_holds_stepped(struct nine_holds *holds, const struct nine_stepped *ste
 }
 
 const char *nine_move_name(enum nine_move_kind kind) {
-    return kind == NINE_SLEEPS ? "sleep" : kind == NINE_WAKES ? "wake" : "no move";
+    static const char *const names[NINE_MOVE_KINDS] = {"no move", "sleep", "wake", "save"};
+
+    return names[kind];
 }

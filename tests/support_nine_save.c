@@ -5,7 +5,9 @@
  */
 #include "tests/support_nine_save.h"
 
+#include "engine/engine_inner.h"
 #include "store/base/clock.h"
+#include "tests/support_nine_tell.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,15 +43,20 @@ struct decoder {
 
 static void *decode(void *context) {
     struct decoder *decoder = context;
+    const uint64_t *wait_ns = &decoder->nine->engine->device->busy_ns[DEVICE_WAIT];
     uint64_t last_ns = 0;
 
     while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
         uint32_t tokens = 0;
         int saving = atomic_load(&decoder->saving);
         baton_take(&decoder->nine->baton);
+        uint64_t begun_ns = now(), waited_ns = *wait_ns;
         decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
-        baton_give(&decoder->nine->baton);
         uint64_t now_ns = now();
+        const struct nine_stepped stepped = {0, now_ns - begun_ns, *wait_ns - waited_ns, 0};
+        if (saving != WRITING_PLAIN && tokens)
+            nine_holds_stepped(decoder->saves->holds, &stepped);
+        baton_give(&decoder->nine->baton);
         struct nine_gaps *gaps =
             saving == SAVING ? &decoder->saves->saving : &decoder->saves->quiet;
         if (saving != WRITING_PLAIN && tokens && last_ns && gaps->count < NINE_GAPS_MAX)
@@ -65,7 +72,8 @@ static enum kv_err begin_others(struct decoder *decoder, struct kv_diag *diag) {
 
     saves->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *saves->quiet.ns);
     saves->saving.ns = calloc(NINE_GAPS_MAX, sizeof *saves->saving.ns);
-    if (!saves->quiet.ns || !saves->saving.ns)
+    decoder->nine->holds = saves->holds = calloc(1, sizeof *saves->holds);
+    if (!saves->quiet.ns || !saves->saving.ns || !saves->holds)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
     decoder->nine->shared = 1;
     if (pthread_create(&decoder->thread, NULL, decode, decoder) == 0)
@@ -80,6 +88,7 @@ static enum kv_err end_others(struct decoder *decoder, enum kv_err err, struct k
     atomic_store(&decoder->stop, 1);
     pthread_join(decoder->thread, NULL);
     decoder->nine->shared = 0;
+    decoder->nine->holds = NULL;
     if (err == KV_OK && decoder->err != KV_OK) {
         *diag = decoder->diag;
         return decoder->err;
@@ -313,24 +322,19 @@ static enum kv_err run_length(struct nine *nine, uint32_t index, struct nine_sav
 
 /* The long session, and for how long others had to wait for whoever saved it. */
 static enum kv_err save_watched(struct nine *nine, struct nine_saves *saves, struct kv_diag *diag) {
-    struct nine_holds *holds = calloc(1, sizeof *holds);
+    struct nine_holds *holds = saves->holds;
 
-    if (!holds)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for what is held");
     baton_take(&nine->baton);
-    nine->holds = holds;
-    nine_holds_move(holds, NINE_SLEEPS);
+    nine_holds_move(holds, NINE_SAVES);
     enum kv_err err = save(nine, nine->users[NINE_SAVE_LONG].session, &saves->full, diag);
     nine_holds_move(holds, NINE_NOT_MOVING);
-    nine->holds = NULL;
     baton_give(&nine->baton);
     for (uint32_t i = 0; i < NINE_PLACES; i++) {
-        const struct nine_place *place = &holds->places[NINE_SLEEPS][i];
+        const struct nine_place *place = &holds->places[NINE_SAVES][i];
         saves->held_ns += place->sum_ns;
         if (place->most_ns > saves->held_most_ns)
             saves->held_most_ns = place->most_ns;
     }
-    free(holds);
     return err;
 }
 
@@ -425,6 +429,7 @@ void nine_save_tell(struct nine_saves *saves) {
     printf("    held the others up for %.1f ms in all, %.1f at one time\n",
            milliseconds(saves->held_ns), milliseconds(saves->held_most_ns));
     tell_stages(full);
+    nine_tell_holds(saves->holds);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
             const struct nine_save_step *step = &saves->lengths[i].steps[k];
@@ -442,4 +447,5 @@ void nine_save_tell(struct nine_saves *saves) {
 void nine_save_release(struct nine_saves *saves) {
     free(saves->quiet.ns);
     free(saves->saving.ns);
+    free(saves->holds);
 }

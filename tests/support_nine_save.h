@@ -34,6 +34,7 @@ struct nine_saves {
     uint64_t held_ns, held_most_ns; /* while it ran nobody could step: in all, at one time */
     uint32_t others;                /* who decode meanwhile */
     struct nine_gaps quiet, saving;
+    struct nine_holds *holds;                         /* of the same steps, and of the full save */
     struct nine_save_length lengths[NINE_SAVE_USERS]; /* short, long */
 };
 

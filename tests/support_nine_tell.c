@@ -139,3 +139,41 @@ void nine_tell_stages(const struct receipt *wake) {
            wake->door, wake->in_flight_most, wake->unzip_threads,
            receipt_stage_name(wake->bound_by));
 }
+
+static double ms_of(const uint64_t *ns, uint32_t count, double share) {
+    struct nine_gaps gaps = {(uint64_t *)ns, count};
+
+    return nine_gaps_ms(&gaps, share);
+}
+
+/* Stretches in the order of the move, then gaps. */
+void nine_tell_holds(const struct nine_holds *holds) {
+    for (uint32_t kind = 0; kind < NINE_MOVE_KINDS; kind++) {
+        const struct nine_steps *steps = &holds->steps[kind];
+        if (!steps->count)
+            continue;
+        printf("  a step, %-7s: p50 %.3f ms, p99 %.3f, of it not waiting for the device p50 %.3f, "
+               "p99 %.3f (%u steps)\n",
+               nine_move_name((enum nine_move_kind)kind), ms_of(steps->step_ns, steps->count, 0.5),
+               ms_of(steps->step_ns, steps->count, 0.99), ms_of(steps->host_ns, steps->count, 0.5),
+               ms_of(steps->host_ns, steps->count, 0.99), steps->count);
+    }
+    for (uint32_t kind = NINE_SLEEPS; kind < NINE_MOVE_KINDS; kind++)
+        for (uint32_t i = 0; i < NINE_PLACES; i++) {
+            const struct nine_place *place = &holds->places[kind][i];
+            if (place->gaps || place->most_ns > NINE_TOLD_NS)
+                printf("  %s, stretch %2u: %4u times, mean %8.3f ms, most %8.3f, %u long gaps\n",
+                       nine_move_name((enum nine_move_kind)kind), i + 1, place->count,
+                       (double)place->sum_ns / place->count * 1e-6, (double)place->most_ns * 1e-6,
+                       place->gaps);
+        }
+    if (holds->slow_steps || holds->longest[0].ns)
+        printf(
+            "  long gaps (over 1.5 x quiet p50) that were steps themselves: %u; longest of all:\n",
+            holds->slow_steps);
+    for (uint32_t i = 0; i < NINE_LONGEST && holds->longest[i].ns; i++)
+        printf("    %8.3f ms: step %8.3f, %s stretch %u %8.3f\n",
+               (double)holds->longest[i].ns * 1e-6, (double)holds->longest[i].step_ns * 1e-6,
+               nine_move_name(holds->longest[i].kind), holds->longest[i].place + 1,
+               (double)holds->longest[i].hold_ns * 1e-6);
+}

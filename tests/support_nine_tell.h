@@ -26,5 +26,7 @@ void nine_tell_stages(const struct receipt *wake);
 
 /* Weights and resident KV at the rate of a copy; 0: no rate was measured. */
 double nine_floor_ms(const struct nine_results *results, const struct nine_point *point);
+/* Steps by what went on beside them, and who kept those waiting that decode. */
+void nine_tell_holds(const struct nine_holds *holds);
 
 #endif

@@ -286,6 +286,9 @@ static void more_sessions_than_are_awake_live(void **state) {
         fail_msg("%s", life->first_unproven);
     assert_true(life->wakes > SESSIONS - USERS && life->move_count > 0);
     assert_true(life->quiet.count >= 20 && life->moving.count > 0);
+    const struct nine_steps *steps = life->holds->steps;
+    assert_true(steps[NINE_NOT_MOVING].count >= 20);
+    assert_true(steps[NINE_SLEEPS].count > 0 && steps[NINE_WAKES].count > 0);
     assert_int_equal(life->score.users, SESSIONS);
     assert_true(nine.sleeps > 0 && nine.sleeps_kept == nine.sleeps);
     if (!nine_score_good(&life->score))
@@ -346,6 +349,8 @@ static void saves_write_what_is_new(void **state) {
     assert_int_equal(saves.full.blocks, layout_sealed_blocks(saves.full.tokens));
     assert_int_equal(saves.full.tokens_reused, 0);
     assert_true(saves.plain.bytes >= saves.full.door_bytes && saves.quiet.count > 0);
+    assert_true(saves.holds->steps[NINE_NOT_MOVING].count > 0);
+    assert_true(saves.held_ns > 0 && saves.held_most_ns <= saves.held_ns);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
             const struct nine_save_step *step = &saves.lengths[i].steps[k];
