@@ -107,8 +107,10 @@ struct session {
     struct sampler_candidate best[SAMPLER_TOP_MAX]; /* of the running step, instead of logits */
     uint32_t best_count;                            /* 0: there are logits */
     int generating, cancelled;
-    int asked; /* how many ask it several things: it stays as it is */
-    int late;  /* a block's tier waits for them: its planes came meanwhile */
+    int asked;                      /* how many ask it several things: it stays as it is */
+    int late;                       /* a block's tier waits for them: its planes came meanwhile */
+    int along, along_floor;         /* a fingerprint goes with the next question … */
+    struct image_fingerprint print; /* … or has gone */
     uint32_t tokens_left;
     session_row observe;
     void *observe_context;

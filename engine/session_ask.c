@@ -307,8 +307,8 @@ void session_ask_breathe(struct session *session) {
     (void)breathe(session, 0);
 }
 
-enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
-                            session_ask_row row, void *context, struct kv_diag *diag) {
+static enum kv_err ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
+                           session_ask_row row, void *context, struct kv_diag *diag) {
     struct batch batch = {.session = session};
     enum kv_err err = KV_OK;
 
@@ -374,21 +374,28 @@ static void take_print(void *context, uint32_t ask, uint64_t position, const flo
     }
 }
 
+/* What is asked for a fingerprint: the pending token alone, or the last one once more. */
+static struct session_ask print_ask(const struct session *session, int floor) {
+    struct session_ask ask = {.floor = floor};
+
+    if (session->n == session->n_kv && session->n_kv) {
+        ask.ids = &session->ids[session->n_kv - 1];
+        ask.count = 1;
+    }
+    return ask;
+}
+
 /* At the tiers given, in one batch. */
 static enum kv_err take_prints(struct session *session, const int *floors, uint32_t count,
                                struct image_fingerprint *prints_out, struct kv_diag *diag) {
     struct print print = {session->engine, {&prints_out[0], &prints_out[count - 1]}, KV_OK, diag};
-    struct session_ask asks[2] = {{.floor = floors[0]}, {.floor = floors[count - 1]}};
+    struct session_ask asks[2] = {print_ask(session, floors[0]),
+                                  print_ask(session, floors[count - 1])};
     enum kv_err err;
 
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         prints_out[i] = (struct image_fingerprint){.n_kv = session->n_kv};
-        if (session->n == session->n_kv && session->n_kv) {
-            asks[i].ids = &session->ids[session->n_kv - 1];
-            asks[i].count = 1;
-        }
-    }
-    err = session_ask_all(session, asks, count, take_print, &print, diag);
+    err = ask_all(session, asks, count, take_print, &print, diag);
     return err == KV_OK ? print.err : err;
 }
 
@@ -408,4 +415,64 @@ enum kv_err session_fingerprints(struct session *session,
     const int floors[SESSION_PRINTS] = {0, 1};
 
     return take_prints(session, floors, SESSION_PRINTS, prints_out, diag);
+}
+
+/* --- a fingerprint that goes along with a question */
+
+struct along {
+    struct print print;
+    session_ask_row row;
+    void *context;
+    int given;
+};
+
+static void give_along(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    struct along *along = context;
+
+    if (ask > 0) {
+        along->row(along->context, ask - 1, row, logits);
+        return;
+    }
+    take_print(&along->print, 0, row, logits);
+    along->given = 1;
+}
+
+enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
+                            session_ask_row row, void *context, struct kv_diag *diag) {
+    struct session_ask both[BATCH_MAX];
+    struct image_fingerprint print = {.n_kv = session->n_kv};
+    struct along along = {{session->engine, {&print, NULL}, KV_OK, diag}, row, context, 0};
+    enum kv_err err;
+
+#ifdef BREAK_ALONG
+    return ask_all(session, asks, count, row, context, diag);
+#endif
+    if (!session->along || count == 0 || count >= BATCH_MAX)
+        return ask_all(session, asks, count, row, context, diag);
+    both[0] = print_ask(session, session->along_floor);
+    memcpy(both + 1, asks, count * sizeof *asks);
+    err = ask_all(session, both, count + 1, give_along, &along, diag);
+    if (along.given && along.print.err == KV_OK) {
+        session->along = 0;
+        session->print = print;
+    }
+    return err == KV_OK ? along.print.err : err;
+}
+
+void session_fingerprint_along(struct session *session, int floor) {
+    assert(session->asked > 0);
+    session->along = 1;
+    session->along_floor = floor;
+}
+
+enum kv_err session_fingerprint_take(struct session *session,
+                                     struct image_fingerprint *fingerprint_out,
+                                     struct kv_diag *diag) {
+    int alone = session->along;
+
+    session->along = 0;
+    if (alone)
+        return session_fingerprint(session, session->along_floor, fingerprint_out, diag);
+    *fingerprint_out = session->print;
+    return KV_OK;
 }

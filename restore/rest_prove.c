@@ -40,13 +40,13 @@ static uint32_t overlap(const struct image_fingerprint *saved,
     return both;
 }
 
-static enum kv_err prove_fingerprint(const struct rest_prove_args *args, struct kv_diag *diag) {
+static enum kv_err judge_fingerprint(const struct rest_prove_args *args, struct kv_diag *diag) {
     const struct image_fingerprint *saved =
         args->at_floor ? &args->image->fingerprint_floor : &args->image->fingerprint;
     struct receipt *receipt = args->receipt;
     struct image_fingerprint found;
     receipt->fingerprint_floor = args->at_floor;
-    enum kv_err err = session_fingerprint(args->session, args->at_floor, &found, diag);
+    enum kv_err err = session_fingerprint_take(args->session, &found, diag);
     if (err != KV_OK)
         return err;
     uint32_t both = overlap(saved, &found, &receipt->fingerprint_max_diff);
@@ -148,16 +148,9 @@ static enum kv_err prove_probes(const struct rest_prove_args *args, struct kv_di
     return KV_OK;
 }
 
-enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag) {
+static enum kv_err prove_all_needles(const struct rest_prove_args *args, struct kv_diag *diag) {
     const struct image *image = args->image;
-    session_ask_begin(args->session);
-    enum kv_err err = prove_fingerprint(args, diag);
-    args->receipt->needles_recorded = image->needle_count;
-    args->receipt->probes_kept = image->probe_count;
-    /* Others step between two questions. */
-    session_ask_breathe(args->session);
-    if (err == KV_OK)
-        err = prove_probes(args, diag);
+    enum kv_err err = KV_OK;
     for (uint32_t i = 0; err == KV_OK && i < image->needle_count;) {
         uint32_t indices[NEEDLES_TOGETHER];
         struct needle_list list = {indices, 0};
@@ -170,6 +163,22 @@ enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag)
         session_ask_breathe(args->session);
         err = prove_needles(args, &list, diag);
     }
-    session_ask_end(args->session);
     return err;
+}
+
+/* The fingerprint goes with the first question, and what it says comes first. */
+enum kv_err rest_prove(const struct rest_prove_args *args, struct kv_diag *diag) {
+    struct kv_diag of_question = {""};
+    args->receipt->needles_recorded = args->image->needle_count;
+    args->receipt->probes_kept = args->image->probe_count;
+    session_ask_begin(args->session);
+    session_fingerprint_along(args->session, args->at_floor);
+    enum kv_err err = prove_probes(args, &of_question);
+    if (err == KV_OK)
+        err = prove_all_needles(args, &of_question);
+    enum kv_err print = judge_fingerprint(args, diag);
+    session_ask_end(args->session);
+    if (print != KV_OK || err == KV_OK)
+        return print;
+    return kv_diag_set(diag, err, "%s", of_question.text);
 }

@@ -6,6 +6,7 @@
  */
 #include "engine/session.h"
 
+#include "engine/engine_inner.h"
 #include "engine/model/tokenizer.h"
 #include "engine/needle.h"
 #include "tests/support_engine.h"
@@ -602,10 +603,55 @@ static void a_question_without_room_is_passed_over(void **state) {
     engine_close(engine);
 }
 
+struct rows {
+    struct kv_digest of[2];
+    uint32_t count;
+};
+
+static void take_row(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    struct rows *rows = context;
+    (void)row;
+    rows->of[ask] = kv_digest_of(logits, rows->count * sizeof *logits);
+}
+
+/* With a pending token and without, at both tiers; BREAK_ALONG: it has gone with no question. */
+static void a_fingerprint_goes_along(void **state) {
+    struct support_engine_options options = support_engine_default();
+    struct kv_diag diag = {""};
+    uint32_t ids[900];
+    (void)state;
+    struct engine *engine = support_engine_tiny(&options);
+    struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
+    support_engine_ids(testing_seed("ids", 21), vocab_of(engine), ids, 900);
+    support_engine_feed(session, ids, 900);
+    const struct session_ask asks[2] = {{.ids = ids, .count = 7}, {.ids = ids + 9, .count = 1}};
+    for (int turn = 0; turn < 4; turn++) {
+        struct image_fingerprint alone, along, unasked;
+        struct rows without = {.count = vocab_of(engine)}, with = without;
+        const int floor = turn % 2;
+        if (turn == 2)
+            support_engine_generate(session, 3);
+        assert_int_equal(session_fingerprint(session, floor, &alone, &diag), KV_OK);
+        assert_int_equal(session_ask_all(session, asks, 2, take_row, &without, &diag), KV_OK);
+        session_ask_begin(session);
+        session_fingerprint_along(session, floor);
+        assert_int_equal(session_ask_all(session, asks, 2, take_row, &with, &diag), KV_OK);
+        assert_int_equal(session->along, 0);
+        assert_int_equal(session_fingerprint_take(session, &along, &diag), KV_OK);
+        session_fingerprint_along(session, floor);
+        assert_int_equal(session_fingerprint_take(session, &unasked, &diag), KV_OK);
+        session_ask_end(session);
+        assert_memory_equal(&with, &without, sizeof with);
+        assert_memory_equal(&along, &alone, sizeof along);
+        assert_memory_equal(&unasked, &alone, sizeof unasked);
+    }
+    engine_close(engine);
+}
+
 TESTING_MAIN(cmocka_unit_test(a_question_without_room_is_passed_over),
-             cmocka_unit_test(names_are_checked), cmocka_unit_test(settings_are_checked),
-             cmocka_unit_test(moves_follow_the_table), cmocka_unit_test(feeding_is_checked),
-             cmocka_unit_test(the_context_ends),
+             cmocka_unit_test(a_fingerprint_goes_along), cmocka_unit_test(names_are_checked),
+             cmocka_unit_test(settings_are_checked), cmocka_unit_test(moves_follow_the_table),
+             cmocka_unit_test(feeding_is_checked), cmocka_unit_test(the_context_ends),
              cmocka_unit_test(a_cancelled_request_leaves_the_session_whole),
              cmocka_unit_test(a_question_leaves_no_trace),
              cmocka_unit_test(questions_in_one_batch_are_independent),
