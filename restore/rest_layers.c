@@ -11,7 +11,7 @@
 #include "restore/rest_layers.h"
 
 #include "restore/rest_fetch.h"
-#include "store/base/bytes.h"
+#include "store/base/polite.h"
 #include "store/store_ram.h"
 
 #include <pthread.h>
@@ -196,6 +196,7 @@ static void check(struct rest_layers *layers, const size_t *items, size_t count)
 
 static void *checker_main(void *context) {
     struct rest_layers *layers = context;
+    kv_polite();
     for (size_t at = layers->page_count, count; at < layers->fetch.count; at += count) {
         pthread_mutex_lock(&layers->lock);
         while (layers->placed <= at && !layers->over)
@@ -253,8 +254,6 @@ static void release(struct rest_layers *layers) {
 
 /* What every layer needs is handed over as a whole. */
 static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag) {
-    struct engine *engine = layers->args.source->engine;
-    engine_away(engine);
     enum kv_err err = bring(layers, 0, layers->whole_count, 0, layers->layers);
     if (err != KV_OK)
         kv_diag_set(diag, err, "scales and window: the device failed");
@@ -263,7 +262,6 @@ static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag
         count = layers->page_count - at < EACH ? layers->page_count - at : EACH;
         check(layers, layers->order + at, count);
     }
-    engine_back(engine);
     return err == KV_OK && layers->err != KV_OK
                ? kv_diag_set(diag, layers->err, "%s", layers->diag.text)
                : err;
@@ -299,19 +297,21 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_lay
     layers->args = *args;
     pthread_mutex_init(&layers->lock, NULL);
     pthread_cond_init(&layers->moved, NULL);
+    /* Nobody can see the shadow yet. */
+    engine_away(args->source->engine);
     enum kv_err err = list(layers, &lent, diag);
     if (err == KV_OK && lent) {
         const struct store_read_stats stats = {.ram_bytes = layers->fetch.raw_bytes};
         rest_load_stats(args->receipt, &stats);
         err = bring_wholes(layers, diag);
-        if (err == KV_OK) {
-            *layers_out = layers;
-            return KV_OK;
-        }
-        args->receipt->digests_checked += layers->checked;
-        args->receipt->digests_failed += layers->failed;
+        args->receipt->digests_checked += err != KV_OK ? layers->checked : 0;
+        args->receipt->digests_failed += err != KV_OK ? layers->failed : 0;
     }
-    release(layers);
+    engine_back(args->source->engine);
+    if (err == KV_OK && lent)
+        *layers_out = layers;
+    else
+        release(layers);
     return err;
 }
 
