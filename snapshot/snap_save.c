@@ -185,6 +185,10 @@ static enum kv_err freeze_still(struct snapshot *snapshot, struct session *sessi
     line->saving = 1;
     (void)session_move(session, SESSION_SAVING);
     session_ask_begin(session);
+    /* What is sealed already stays as it is: it is written while the session is asked. To queue
+     * hundreds of blocks takes as long as a piece of a question. */
+    snap_spill_requeue(snapshot, line, session);
+    session_ask_breathe(session);
     enum kv_err err = freeze(snapshot, session, ticket, asked_ns_out, diag);
     session_ask_end(session);
     return err;
@@ -227,8 +231,6 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     ticket->begun_ns = begun;
     ticket->receipt.stage_ns[RECEIPT_PLAN] = now(snapshot) - begun;
     ticket->found_blocks = transfer_durable(session)->block_count;
-    /* What is sealed already stays as it is: it is written while the session is asked. */
-    snap_spill_requeue(snapshot, line, session);
     KV_TRY(freeze_still(snapshot, session, line, ticket, &asked_ns, diag));
     ticket->receipt.blocked_ns = now(snapshot) - begun - asked_ns;
     snap_spill_requeue(snapshot, line, session);
