@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    BATCH_MAX = 32,    /* questions of one batch */
+    BATCH_MAX = FORWARD_TOGETHER_MAX, /* questions of one batch */
     ROWS_BESIDE = 128, /* rows of one where others step between two, unless one question has more */
     /* And layers of it at a time, or more where nobody does: over 131,072 tokens attention of
      * chunks takes a sixth of a step for each layer, that of a few single rows a fortieth. */
@@ -25,33 +25,13 @@ struct ask {
     uint32_t skip; /* rows in front of the first that is counted */
     struct kvops_block *views;
     uint64_t *bits;
-    struct answers *answers;
-};
-
-/* Rows of logits that wait until nobody has to wait for what becomes of them. */
-struct answers {
-    float *logits; /* [capacity][width]; NULL: they are given out at once */
-    uint32_t width, capacity, count;
-    struct answer {
-        const struct ask *ask;
-        uint32_t row;
-    } * of; /* [capacity] */
 };
 
 static void give_row(void *context, uint32_t row, const float *logits) {
     const struct ask *ask = context;
-    struct answers *answers = ask->answers;
 
-    if (row < ask->skip)
-        return;
-    if (!answers->logits) {
+    if (row >= ask->skip)
         ask->row(ask->context, ask->index, row - ask->skip, logits);
-        return;
-    }
-    assert(answers->count < answers->capacity);
-    memcpy(answers->logits + (size_t)answers->count * answers->width, logits,
-           answers->width * sizeof *logits);
-    answers->of[answers->count++] = (struct answer){ask, row};
 }
 
 /* Copies of the blocks at the ladder's floor. */
@@ -138,9 +118,7 @@ struct batch {
     struct ask asks[BATCH_MAX];
     struct forward_seq seqs[BATCH_MAX];
     uint32_t ids[FORWARD_CHUNK_ROWS];
-    uint32_t count, rows;
-    struct answers answers;
-    float *kept; /* between two pieces */
+    uint32_t count, rows, singles;
 };
 
 static uint32_t rows_of(const struct session *session, const struct session_ask *ask) {
@@ -149,11 +127,11 @@ static uint32_t rows_of(const struct session *session, const struct session_ask 
 
 static int fits(const struct batch *batch, const struct session_ask *ask) {
     const struct engine *engine = batch->session->engine;
-    uint32_t most = engine->singles_max < BATCH_MAX ? engine->singles_max : BATCH_MAX;
     uint32_t rows = engine->settings.hooks.breathe ? ROWS_BESIDE : FORWARD_CHUNK_ROWS;
+    uint32_t more = rows_of(batch->session, ask);
 
-    return batch->count == 0 ||
-           (batch->count < most && batch->rows + rows_of(batch->session, ask) <= rows);
+    return batch->count == 0 || (batch->count < BATCH_MAX && batch->rows + more <= rows &&
+                                 batch->singles + (more == 1) <= engine->singles_max);
 }
 
 static enum kv_err add(struct batch *batch, const struct session_ask *ask, const struct ask *given,
@@ -166,7 +144,6 @@ static enum kv_err add(struct batch *batch, const struct session_ask *ask, const
     enum kv_err err;
 
     *own = *given;
-    own->answers = &batch->answers;
     own->skip = ask->count ? pending : 0;
     *seq = (struct forward_seq){.kv = engine_inner_seq(session),
                                 .ids = ids,
@@ -177,7 +154,7 @@ static enum kv_err add(struct batch *batch, const struct session_ask *ask, const
                                 .context = own};
     batch->count++;
     batch->rows += seq->kv.row_count = rows_of(session, ask);
-    batch->answers.capacity += seq->kv.row_count - (uint32_t)seq->logits_first;
+    batch->singles += seq->kv.row_count == 1;
     if (pending)
         ids[0] = session->ids[session->n_kv];
     if (ask->count)
@@ -205,88 +182,94 @@ static int is_shared(const struct session *session) {
     return engine->settings.hooks.breathe && !engine->stepping && !engine_inner_has_work(session);
 }
 
-static enum kv_err prepare(struct batch *batch, struct kv_diag *diag) {
+/* All layers, a few at a time, so that who decodes beside it hardly notices; larger and larger
+ * pieces where nobody does, or nobody may. Never more than are there. */
+static enum kv_err run_layers(struct batch *batch, struct forward_beside *beside, int shared,
+                              struct kv_diag *diag) {
     struct engine *engine = batch->session->engine;
-    struct answers *answers = &batch->answers;
-    uint64_t row = engine->model.vocab_count * sizeof(float);
-
-    answers->width = engine->model.vocab_count;
-    answers->of =
-        kv_alloc_zeroed(engine->settings.alloc, answers->capacity + 1u, sizeof *answers->of);
-    answers->logits = kv_alloc_aligned(engine->settings.alloc, (answers->capacity + 1u) * row, 64);
-    batch->kept = device_host_get(engine->device, forward_kept_bytes(engine->forward, batch->rows));
-    return answers->of && answers->logits && batch->kept
-               ? KV_OK
-               : kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a question to session '%s'",
-                             batch->session->name);
-}
-
-/* A few layers at a time, so that who decodes beside it hardly notices; larger and larger pieces
- * where nobody does, or nobody may. Never more than are there. */
-static enum kv_err run_pieces(struct batch *batch, int shared, struct kv_diag *diag) {
-    struct engine *engine = batch->session->engine;
-    struct answers *answers = &batch->answers;
     uint32_t layers = forward_layers(engine->forward), there = 0;
     uint32_t each = batch->rows > batch->count ? LAYERS_BESIDE : LAYERS_OF_SINGLES;
-    enum kv_err err = prepare(batch, diag);
 
-    if (err != KV_OK)
-        return err;
-    if (!shared)
-        each = layers;
-    for (struct forward_piece piece = {0, 0, batch->kept}; piece.end < layers;) {
-        if (shared && piece.end > 0 && !breathe(batch->session, 1) && each < layers)
+    for (uint32_t first = 0, end; first < layers; first = end) {
+        if (shared && first > 0 && !breathe(batch->session, 1) && each < layers)
             each *= 2;
-        err = engine_inner_layers_wait(batch->session, piece.end, &there, diag);
+        enum kv_err err = engine_inner_layers_wait(batch->session, first, &there, diag);
         if (err != KV_OK)
             return err;
-        piece.first = piece.end;
-        piece.end = there - piece.first > each ? piece.first + each : there;
-        if (forward_run_piece(engine->forward, &engine->slots.pool, batch->seqs, batch->count,
-                              &piece) != KV_OK)
-            return engine_inner_device(engine, diag);
+        end = shared && there - first > each ? first + each : there;
+        forward_beside_layers(beside, first, end);
     }
-    /* What becomes of a row takes the processor a while. */
-    engine_away(engine);
-    for (uint32_t i = 0; i < answers->count; i++) {
-        const struct ask *ask = answers->of[i].ask;
-        ask->row(ask->context, ask->index, answers->of[i].row - ask->skip,
-                 answers->logits + (size_t)i * answers->width);
-    }
-    engine_back(engine);
     return KV_OK;
 }
 
+/* What becomes of a row takes the processor a while. */
+static enum kv_err give_rows(struct batch *batch, struct forward_beside *beside, int shared,
+                             struct kv_diag *diag) {
+    struct engine *engine = batch->session->engine;
+    int away = !engine->stepping;
+
+    do {
+        if (shared)
+            (void)breathe(batch->session, 1);
+        if (forward_beside_rows(beside) != KV_OK)
+            return engine_inner_device(engine, diag);
+        if (away)
+            engine_away(engine);
+        forward_beside_give(beside);
+        if (away)
+            engine_back(engine);
+    } while (forward_beside_has_rows(beside));
+    return KV_OK;
+}
+
+static enum kv_err run_whole(struct batch *batch, struct kv_diag *diag) {
+    struct engine *engine = batch->session->engine;
+    uint32_t layers = forward_layers(engine->forward);
+    enum kv_err err = KV_OK;
+
+    for (uint32_t there = 0; err == KV_OK && there < layers;)
+        err = engine_inner_layers_wait(batch->session, there, &there, diag);
+    if (err == KV_OK &&
+        forward_run(engine->forward, &engine->slots.pool, batch->seqs, batch->count) != KV_OK)
+        err = engine_inner_device(engine, diag);
+    return err;
+}
+
+/* In pieces where others may step, or layers are missing; where there is no memory for that it
+ * holds others up instead. */
 static enum kv_err run(struct batch *batch, struct kv_diag *diag) {
     struct engine *engine = batch->session->engine;
+    struct forward_beside *beside = NULL;
     int shared = is_shared(batch->session);
     enum kv_err err = KV_OK;
 
     if (batch->count == 0)
         return KV_OK;
     if (shared || batch->session->gate.closed)
-        err = run_pieces(batch, shared, diag);
-    else if (forward_run(engine->forward, &engine->slots.pool, batch->seqs, batch->count) != KV_OK)
-        err = engine_inner_device(engine, diag);
-    for (uint32_t i = 0; err == KV_OK && i < batch->count; i++)
+        (void)forward_beside_make(engine->forward, &engine->slots.pool, batch->seqs, batch->count,
+                                  &beside);
+    if (beside) {
+        KV_TRY(run_layers(batch, beside, shared, diag));
+        KV_TRY(give_rows(batch, beside, shared, diag));
+    } else {
+        KV_TRY(run_whole(batch, diag));
+    }
+    for (uint32_t i = 0; i < batch->count; i++)
         if (batch->seqs[i].bad_layer >= 0)
-            err = engine_inner_bad(batch->session, &batch->seqs[i], diag);
+            KV_TRY(engine_inner_bad(batch->session, &batch->seqs[i], diag));
+done:
+    forward_beside_drop(beside);
     return err;
 }
 
 static void empty(struct batch *batch) {
     const struct kv_alloc *alloc = batch->session->engine->settings.alloc;
 
-    kv_alloc_release(alloc, batch->answers.of);
-    kv_alloc_release(alloc, batch->answers.logits);
-    device_host_put(batch->session->engine->device, batch->kept);
-    batch->answers = (struct answers){NULL, 0, 0, 0, NULL};
-    batch->kept = NULL;
     for (uint32_t i = 0; i < batch->count; i++) {
         kv_alloc_release(alloc, batch->asks[i].views);
         kv_alloc_release(alloc, batch->asks[i].bits);
     }
-    batch->count = batch->rows = 0;
+    batch->count = batch->rows = batch->singles = 0;
 }
 
 void session_ask_begin(struct session *session) {

@@ -57,14 +57,15 @@ enum kv_err engine_inner_layers_wait(struct session *session, uint32_t first, ui
     struct engine_inner_gate *gate = &session->gate;
     uint32_t all = session->engine->model.geometry.layers, layers = all;
     enum kv_err err = KV_OK;
-    int open;
+    int open, away;
 
     if (gate->closed) {
         pthread_mutex_lock(&gate->lock);
         open = is_open(gate, first);
         pthread_mutex_unlock(&gate->lock);
         uint64_t begun = kv_clock_now_ns(session->engine->settings.clock);
-        if (!open)
+        away = !open && !session->engine->stepping;
+        if (away)
             engine_away(session->engine);
         pthread_mutex_lock(&gate->lock);
         while (!is_open(gate, first))
@@ -72,7 +73,7 @@ enum kv_err engine_inner_layers_wait(struct session *session, uint32_t first, ui
         layers = gate->layers;
         err = layers > first ? KV_OK : gate->err;
         pthread_mutex_unlock(&gate->lock);
-        if (!open)
+        if (away)
             engine_back(session->engine);
         gate->waited_ns += kv_clock_now_ns(session->engine->settings.clock) - begun;
 #ifdef BREAK_LAYER_GATE

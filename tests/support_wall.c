@@ -271,10 +271,10 @@ static void wall_repeat_end(struct device *device) {
 }
 
 /* The planned sequences have the processor's pointers: all of them are looked at. */
-static void wall_plan(struct device *device, const struct kvops_attend *singles) {
+static void wall_plan(struct device *device, uint32_t plan, const struct kvops_attend *singles) {
     uint32_t tiers = 0;
 
-    (void)wall_of(device);
+    (void)wall_of(device), (void)plan;
     for (uint32_t i = 0; i < singles->seq_count; i++)
         for (uint32_t block = 0; block < singles->seqs[i].block_count; block++)
             tiers |= 1u << singles->seqs[i].blocks[block].tier;

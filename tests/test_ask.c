@@ -26,11 +26,24 @@ struct bringer;
 struct scene {
     struct bringer *bringer; /* brings a layer whenever this thread waits; or NULL */
     struct engine *engine;
-    struct session *talking;
-    int others; /* step whenever they may */
+    struct session *talking, *also; /* also: asked within a question; or NULL */
+    struct image_fingerprint print; /* of it */
+    int others;                     /* step whenever they may */
     int away;
     uint32_t breaths, small, tokens, times_away;
 };
+
+/* Two questions in pieces at once. */
+static void ask_within(struct scene *scene) {
+    struct session *also = scene->also;
+    struct image_fingerprint print;
+    struct kv_diag diag = {""};
+
+    scene->also = NULL;
+    if (session_fingerprint(also, 0, &print, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    assert_memory_equal(&print, &scene->print, sizeof print);
+}
 
 static int on_breathe(void *context, int small) {
     struct scene *scene = context;
@@ -40,6 +53,8 @@ static int on_breathe(void *context, int small) {
 
     if (!scene->others)
         return 0;
+    if (scene->also)
+        ask_within(scene);
     scene->breaths++;
     scene->small += small != 0;
     /* A synth model ends each of its turns at once. */
@@ -252,13 +267,22 @@ static void others_step_within_a_question(void **state) {
     for (uint32_t i = 0; i < MANY; i++) {
         scene.breaths = scene.small = scene.tokens = 0;
         ask_all(asked, &scene, &beside);
-        assert_int_equal(scene.breaths, layers - 1);
+        /* Between layers, and before the logits. */
+        assert_int_equal(scene.breaths, layers);
         assert_int_equal(scene.small, scene.breaths);
         assert_true(scene.tokens > 0);
         assert_int_equal(beside.count, alone.count);
         assert_int_equal(beside.away, beside.count);
         assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
     }
+    scene.also = support_engine_session(scene.engine, "also", IMAGE_RECIPE_V3);
+    scene.others = 0;
+    support_engine_feed(scene.also, ids + 100, TOKENS - 100);
+    assert_int_equal(session_fingerprint(scene.also, 0, &scene.print, &diag), KV_OK);
+    scene.others = 1;
+    ask_all(asked, &scene, &beside);
+    assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
+    assert_null(scene.also);
     assert_int_equal(session_fingerprints(asked, prints, &diag), KV_OK);
     assert_memory_equal(&prints[1], &print, sizeof print);
     scene.others = 0;

@@ -104,8 +104,9 @@ void device_repeat_end(struct device *device) {
     device->ops->repeat_end(device);
 }
 
-void device_plan(struct device *device, const struct kvops_attend *singles) {
-    device->ops->plan(device, singles);
+void device_plan(struct device *device, uint32_t plan, const struct kvops_attend *singles) {
+    assert(plan < DEVICE_PLANS);
+    device->ops->plan(device, plan, singles);
 }
 
 void device_embed(struct device *device, const struct ops_embed *args) {

@@ -118,7 +118,7 @@ struct device_ops {
                                struct ops_weight *weight, const uint8_t *tensor);
     int (*repeat_begin)(struct device *device, uint64_t shape);
     void (*repeat_end)(struct device *device);
-    void (*plan)(struct device *device, const struct kvops_attend *singles);
+    void (*plan)(struct device *device, uint32_t plan, const struct kvops_attend *singles);
     void (*embed)(struct device *device, const struct ops_embed *args);
     void (*rmsnorm)(struct device *device, const struct ops_rmsnorm *args);
     void (*matmul)(struct device *device, const struct device_matmuls *args);
@@ -220,8 +220,10 @@ int device_repeat_begin(struct device *device, uint64_t shape);
 void device_repeat_end(struct device *device);
 
 /* Before the layers of a step: its single rows as the processor sees them, host pointers all
- * through. Layer, q, out and partials are not looked at. */
-void device_plan(struct device *device, const struct kvops_attend *singles);
+ * through. Layer, q, out and partials are not looked at. DEVICE_PLANS are kept, so that who takes
+ * turns needs no other each time; what repeats is of plan 0. */
+enum { DEVICE_PLANS = 2 };
+void device_plan(struct device *device, uint32_t plan, const struct kvops_attend *singles);
 void device_embed(struct device *device, const struct ops_embed *args);
 void device_rmsnorm(struct device *device, const struct ops_rmsnorm *args);
 void device_matmul(struct device *device, const struct device_matmuls *args);

@@ -59,6 +59,13 @@ struct scratch { /* of operations; it grows and never shrinks */
     uint64_t bytes;
 };
 
+/* Units begin at an address of their own, so that every step of one form has them there. */
+struct plan {
+    struct cuda_kvops_plan made;
+    uint64_t bytes, known[CUDA_KVOPS_PLAN_KNOWN];
+    uint8_t *host, *head, *units; /* `bytes` each; the last two on the device */
+};
+
 struct cuda {
     struct device device;
     const struct kv_alloc *alloc;
@@ -74,9 +81,7 @@ struct cuda {
     struct cuda_gemm gemm;
     struct scratch matmul_scratch, top_scratch;
 
-    struct cuda_kvops_plan plan;
-    uint8_t *plan_host, *plan_head, *plan_units; /* plan_bytes each; the last two on the device */
-    uint64_t plan_bytes, plan_known[CUDA_KVOPS_PLAN_KNOWN];
+    struct plan plans[DEVICE_PLANS], *planned; /* the one that was asked for last */
     struct graph graphs[GRAPHS_MAX];
     uint32_t graph_count;
     struct graph *recording;
@@ -180,7 +185,6 @@ static void cuda_fill(struct device *device, const struct device_fill *fill) {
                                        fill->part};
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, DEVICE_STEP);
-
     check(cuda, cuda_ops_fill(&args, lane->stream), "fill");
     check(cuda, cudaEventRecord(cuda->filled, lane->stream), "fill");
     pthread_mutex_unlock(&lane->lock);
@@ -203,8 +207,7 @@ static void use_slice(struct cuda *cuda, enum device_lane index) {
     lane->next = (lane->next + 1) % SLICES;
 }
 
-/* Direct copies of one call go in batches, a small one first: while it is under way the next, twice
- * as large, is handed over. */
+/* Direct copies of one call go in batches: the next is twice as large and handed over meanwhile. */
 struct batch {
     struct cuda_ops_copies copies;
     uint32_t limit;
@@ -459,41 +462,42 @@ static void *scratch(struct cuda *cuda, struct scratch *scratch, uint64_t bytes)
     return bytes ? scratch->at : NULL;
 }
 
-static int plan_room(struct cuda *cuda, uint64_t bytes) {
-    if (bytes <= cuda->plan_bytes)
+static int plan_room(struct cuda *cuda, struct plan *plan, uint64_t bytes) {
+    if (bytes <= plan->bytes)
         return 1;
     bytes *= 2;
-    kv_alloc_release(cuda->alloc, cuda->plan_host);
-    cuda->plan_host = kv_alloc_aligned(cuda->alloc, bytes, ARENA_UNIT_BYTES);
-    cuda->plan_head = grow(cuda, cuda->plan_head, bytes, 1);
-    cuda->plan_units = grow(cuda, cuda->plan_units, bytes, 1);
-    cuda->plan_bytes = cuda->plan_host && cuda->plan_head && cuda->plan_units ? bytes : 0;
-    return cuda->plan_bytes != 0;
+    kv_alloc_release(cuda->alloc, plan->host);
+    plan->host = kv_alloc_aligned(cuda->alloc, bytes, ARENA_UNIT_BYTES);
+    plan->head = grow(cuda, plan->head, bytes, plan == cuda->plans);
+    plan->units = grow(cuda, plan->units, bytes, plan == cuda->plans);
+    plan->bytes = plan->host && plan->head && plan->units ? bytes : 0;
+    return plan->bytes != 0;
 }
 
-/* Units begin at an address of their own, so that every step of one form has them there. */
-static void cuda_plan(struct device *device, const struct kvops_attend *singles) {
+static void cuda_plan(struct device *device, uint32_t index, const struct kvops_attend *singles) {
     struct cuda *cuda = cuda_of(device);
+    struct plan *plan = cuda->planned = &cuda->plans[index];
 
-    if (cuda_kvops_plan_same(singles, cuda->plan_known) && cuda->plan_bytes)
+    if (cuda_kvops_plan_same(singles, plan->known) && plan->bytes)
         return;
-    if (!plan_room(cuda, cuda_kvops_plan_bytes(singles, &cuda->kvops))) {
+    if (!plan_room(cuda, plan, cuda_kvops_plan_bytes(singles, &cuda->kvops))) {
         check(cuda, cudaErrorMemoryAllocation, "a plan");
         return;
     }
-    uint64_t used = cuda_kvops_plan_make(singles, &cuda->kvops, 0, cuda->plan_host, cuda->plan_head,
-                                         &cuda->plan);
-    uint64_t head = (uint64_t)((const uint8_t *)cuda->plan.units - cuda->plan_head);
-    struct device_copy copies[2] = {{cuda->plan_head, cuda->plan_host, head},
-                                    {cuda->plan_units, cuda->plan_host + head, used - head}};
-    cuda->plan.units = (const struct cuda_kvops_unit *)cuda->plan_units;
+    uint64_t used =
+        cuda_kvops_plan_make(singles, &cuda->kvops, 0, plan->host, plan->head, &plan->made);
+    uint64_t head = (uint64_t)((const uint8_t *)plan->made.units - plan->head);
+    struct device_copy copies[2] = {{plan->head, plan->host, head},
+                                    {plan->units, plan->host + head, used - head}};
+    plan->made.units = (const struct cuda_kvops_unit *)plan->units;
     (void)cuda_copy_in(device, DEVICE_STEP, copies, 2);
-    cuda->plan_known[0] *= !cuda->lanes[DEVICE_STEP].failed;
+    plan->known[0] *= !cuda->lanes[DEVICE_STEP].failed;
 }
 
 static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
-    const uint32_t *runs = cuda->plan.control_runs;
-    const struct graph_key key = {shape, cuda->plan.ctas, cuda->plan.form, {runs[0], runs[1]}};
+    const struct cuda_kvops_plan *made = &cuda->plans[0].made;
+    const uint32_t *runs = made->control_runs;
+    const struct graph_key key = {shape, made->ctas, made->form, {runs[0], runs[1]}};
 
     for (uint32_t i = 0; i < cuda->graph_count; i++)
         if (memcmp(&cuda->graphs[i].key, &key, sizeof key) == 0)
@@ -508,11 +512,10 @@ static int cuda_repeat_begin(struct device *device, uint64_t shape) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, DEVICE_STEP);
     struct graph *graph = cuda->graphs_wanted ? find_graph(cuda, shape) : NULL;
-    int run = 1;
+    int run = !graph || !graph->exec;
 
-    if (graph && graph->exec) {
+    if (!run) {
         check(cuda, cudaGraphLaunch(graph->exec, lane->stream), "a recorded step");
-        run = 0;
     } else if (graph && graph->seen++ == RECORD_AFTER) {
         cudaError_t error = cudaStreamBeginCapture(lane->stream, cudaStreamCaptureModeThreadLocal);
         check(cuda, error, "recording a step");
@@ -599,7 +602,8 @@ static void cuda_prefill(struct device *device, const struct kvops_attend *args,
 
 static void cuda_decode(struct device *device, const struct kvops_attend *args) {
     struct cuda *cuda = cuda_of(device);
-    struct cuda_kvops_launch launch = {args, &cuda->plan, step_of(device), (int)cuda->ops.overlap};
+    struct cuda_kvops_launch launch = {args, &cuda->planned->made, step_of(device),
+                                       (int)cuda->ops.overlap};
 
     check(cuda, cuda_kvops_decode(&launch), "attention");
     check(cuda, cuda_kvops_combine(&launch), "attention, combining");
@@ -610,8 +614,7 @@ static void cuda_seal(struct device *device, const struct kvops_seal *args) {
 }
 
 static enum kv_err cuda_append(struct device *device, const struct kvops_append *args) {
-    return note(cuda_of(device), DEVICE_STEP, cuda_kvops_append(args, step_of(device)),
-                "keeping K and V");
+    return note(cuda_of(device), DEVICE_STEP, cuda_kvops_append(args, step_of(device)), "K and V");
 }
 
 /* --- opening */
@@ -628,8 +631,7 @@ static void cuda_close(struct device *device) {
         for (uint32_t k = 0; k < SLICES; k++)
             if (lane->used[k])
                 (void)cudaEventDestroy(lane->used[k]);
-        if (lane->ring)
-            (void)cudaFreeHost(lane->ring);
+        (void)cudaFreeHost(lane->ring);
         if (lane->stream)
             (void)cudaStreamDestroy(lane->stream);
         pthread_mutex_destroy(&lane->lock);
@@ -637,11 +639,10 @@ static void cuda_close(struct device *device) {
     if (cuda->filled)
         (void)cudaEventDestroy(cuda->filled);
     pinned_release(&cuda->pinned);
-    if (cuda->digest_host)
-        (void)cudaFreeHost(cuda->digest_host);
-    if (cuda->arena.base)
-        (void)cudaFree(cuda->arena.base);
-    kv_alloc_release(cuda->alloc, cuda->plan_host);
+    (void)cudaFreeHost(cuda->digest_host);
+    (void)cudaFree(cuda->arena.base);
+    for (uint32_t i = 0; i < DEVICE_PLANS; i++)
+        kv_alloc_release(cuda->alloc, cuda->plans[i].host);
     kv_alloc_release(cuda->alloc, cuda);
 }
 
@@ -746,11 +747,10 @@ static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_setting
                            cudaGetErrorString(error));
     missing = cuda_gemm_open(&cuda->gemm);
     if (missing)
-        snprintf(
-            cuda->device.note, sizeof cuda->device.note,
-            "%s: prompts are read at a third of the speed; it comes with the CUDA toolkit, and "
-            "LD_LIBRARY_PATH can name its folder",
-            missing);
+        snprintf(cuda->device.note, DEVICE_TEXT_BYTES,
+                 "%s: prompts are read at a third of the speed; it comes with the CUDA toolkit, "
+                 "and LD_LIBRARY_PATH can name its folder",
+                 missing);
     cuda->ops.gemm = missing ? NULL : &cuda->gemm;
     write_details(cuda);
     return open_memory(cuda, settings, diag);

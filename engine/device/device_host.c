@@ -128,8 +128,9 @@ static void host_repeat_end(struct device *device) {
     (void)device;
 }
 
-static void host_plan(struct device *device, const struct kvops_attend *singles) {
+static void host_plan(struct device *device, uint32_t plan, const struct kvops_attend *singles) {
     (void)device;
+    (void)plan;
     (void)singles;
 }
 

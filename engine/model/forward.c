@@ -2,7 +2,7 @@
  *
  * Responsible for: what the device is told of a step, the order of operations in a layer, attention
  * as chunk or as single rows, rows that need logits, finding values that are not finite.
- * Not responsible for: packing and workspace (forward_make.c).
+ * Not responsible for: packing and workspace (forward_make.c), runs in pieces (forward_beside.c).
  */
 #include "engine/model/forward.h"
 
@@ -42,7 +42,7 @@ static void apply_marks(const struct forward *forward, struct forward_seq *seqs,
     for (uint32_t i = 0; i < count; i++) {
         struct forward_seq *seq = &seqs[i];
         for (uint32_t row = 0; row < seq->kv.row_count; row++) {
-            int32_t layer = forward->bad_host[seq->kv.first_row + row];
+            int32_t layer = forward->own->bad_host[seq->kv.first_row + row];
             if (layer < 0 || (seq->bad_layer >= 0 && layer >= seq->bad_layer))
                 continue;
             seq->bad_layer = layer;
@@ -52,9 +52,10 @@ static void apply_marks(const struct forward *forward, struct forward_seq *seqs,
 }
 
 static void place_seq(struct forward *forward, struct forward_seq *seq, uint32_t first_row) {
-    uint32_t *ids = (uint32_t *)(forward->control_host + forward_inner_ids(forward)) + first_row;
+    uint32_t *ids =
+        (uint32_t *)(forward->own->control_host + forward_inner_ids(forward)) + first_row;
     uint32_t *position =
-        (uint32_t *)(forward->control_host + forward_inner_positions(forward)) + first_row;
+        (uint32_t *)(forward->own->control_host + forward_inner_positions(forward)) + first_row;
 
     assert(first_row + seq->kv.row_count <= forward->rows_max);
     seq->kv.first_row = first_row;
@@ -89,34 +90,45 @@ static uint32_t place_rows(struct forward *forward, struct forward_seq *seqs, ui
             singles += own == 1;
             rows += own;
         }
-    assert(singles <= forward->singles_max && count <= forward->singles_max + 1);
+    assert(singles <= forward->singles_max && count <= forward->seqs_max);
     assert(rows - singles <= FORWARD_CHUNK_ROWS);
-    memset(forward->control_host + forward_inner_bad(forward), 0xff, rows * sizeof(int32_t));
+    memset(forward->own->control_host + forward_inner_bad(forward), 0xff, rows * sizeof(int32_t));
     return rows;
 }
 
 /* Appends to the control block; returns where the device will find it. */
 static const void *tell(struct forward *forward, const void *from, uint64_t bytes) {
-    uint64_t off = forward->told_bytes;
+    uint64_t off = forward->own->told_bytes;
 
-    assert(off + bytes <= forward->control_bytes);
+    assert(off + bytes <= forward->own->control_bytes);
     if (bytes)
-        memcpy(forward->control_host + off, from, bytes);
-    forward->told_bytes = kv_round_up(off + bytes, FORWARD_ALIGN_BYTES);
-    return forward->control + off;
+        memcpy(forward->own->control_host + off, from, bytes);
+    forward->own->told_bytes = kv_round_up(off + bytes, FORWARD_ALIGN_BYTES);
+    return forward->own->control + off;
 }
 
-/* The sequence as the device sees it, but for the layer's chunk. */
-static struct kvops_seq tell_seq(struct forward *forward, const struct kvops_seq *seq) {
-    struct kvops_seq told = *seq;
-    uint32_t pages = (seq->window_tokens + LAYOUT_PAGE_TOKENS - 1) / LAYOUT_PAGE_TOKENS;
+static int is_same(const struct kvops_seq *a, const struct kvops_seq *b) {
+    return a->blocks == b->blocks && a->block_count == b->block_count && a->window == b->window &&
+           a->window_tokens == b->window_tokens;
+}
 
-    told.blocks = tell(forward, seq->blocks, seq->block_count * sizeof *seq->blocks);
-    told.window = tell(forward, seq->window, pages * sizeof *seq->window);
+/* Sequence `at` as the device sees it, but for the layer's chunk. One over the same blocks and
+ * pages as another in front of it shares them. */
+static void tell_seq(struct forward *forward, struct kvops_seq *told, uint32_t at) {
+    const struct kvops_seq *seqs = forward->own->seqs, *seq = &seqs[at];
+    uint32_t pages = (seq->window_tokens + LAYOUT_PAGE_TOKENS - 1) / LAYOUT_PAGE_TOKENS, like = 0;
+
+    while (like < at && !is_same(&seqs[like], seq))
+        like++;
+    told[at] = *seq;
+    told[at].blocks = like < at
+                          ? told[like].blocks
+                          : tell(forward, seq->blocks, seq->block_count * sizeof *seq->blocks);
+    told[at].window =
+        like < at ? told[like].window : tell(forward, seq->window, pages * sizeof *seq->window);
     if (seq->hidden_blocks)
-        told.hidden_blocks =
+        told[at].hidden_blocks =
             tell(forward, seq->hidden_blocks, (seq->block_count + 63) / 64 * sizeof(uint64_t));
-    return told;
 }
 
 static uint16_t *chunk_of(const struct forward *forward, uint32_t layer, uint32_t value,
@@ -132,27 +144,29 @@ static uint16_t *chunk_of(const struct forward *forward, uint32_t layer, uint32_
  * single rows there are. */
 static uint32_t tell_step(struct forward *forward, const struct forward_seq *seqs, uint32_t count) {
     struct kvops_seq *told =
-        (struct kvops_seq *)(forward->control_host + forward_inner_seqs(forward));
-    struct device_copy copy = {forward->control, forward->control_host, 0};
-    uint32_t singles = 0, placed = 0, chunks = 0, layers = forward->geometry.layers;
+        (struct kvops_seq *)(forward->own->control_host + forward_inner_seqs(forward));
+    struct device_copy copy = {forward->own->control, forward->own->control_host, 0};
+    uint32_t singles = 0, at = 0, layers = forward->geometry.layers;
 
     for (uint32_t i = 0; i < count; i++)
         singles += seqs[i].kv.row_count == 1;
-    forward->told_bytes = kv_round_up(
+    forward->own->told_bytes = kv_round_up(
         forward_inner_seqs(forward) + (uint64_t)layers * count * sizeof *told, FORWARD_ALIGN_BYTES);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = seqs[i].kv.row_count == 1 ? placed++ : singles + chunks++;
-        struct kvops_seq *seq = &forward->seqs[at];
-        *seq = seqs[i].kv;
+    for (int single = 1; single >= 0; single--)
+        for (uint32_t i = 0; i < count; i++) {
+            struct kvops_seq *seq = &forward->own->seqs[at];
+            if ((seqs[i].kv.row_count == 1) != single)
+                continue;
+            *seq = seqs[i].kv;
 #ifdef BREAK_MANY_CHUNKS
-        if (chunks > 1)
-            *seq = forward->seqs[singles];
+            if (at > singles)
+                *seq = forward->own->seqs[singles];
 #endif
-        seq->chunk_head_stride = (size_t)forward->rows_max * forward->geometry.head_dim;
-        seq->chunk_k = chunk_of(forward, 0, 0, seq->first_row);
-        seq->chunk_v = chunk_of(forward, 0, 1, seq->first_row);
-        told[at] = tell_seq(forward, seq);
-    }
+            seq->chunk_head_stride = (size_t)forward->rows_max * forward->geometry.head_dim;
+            seq->chunk_k = chunk_of(forward, 0, 0, seq->first_row);
+            seq->chunk_v = chunk_of(forward, 0, 1, seq->first_row);
+            tell_seq(forward, told, at++);
+        }
     for (uint32_t layer = layers; layer-- > 0;)
         for (uint32_t i = 0; i < count; i++) {
             struct kvops_seq *seq = &told[(size_t)layer * count + i];
@@ -160,16 +174,10 @@ static uint32_t tell_step(struct forward *forward, const struct forward_seq *seq
             seq->chunk_k = chunk_of(forward, layer, 0, seq->first_row);
             seq->chunk_v = chunk_of(forward, layer, 1, seq->first_row);
         }
-    copy.bytes = forward->told_bytes;
+    copy.bytes = forward->own->told_bytes;
     (void)device_copy_in(forward->device, DEVICE_STEP, &copy, 1);
     return singles;
 }
-
-/* What a layer is computed over. */
-struct rows {
-    const struct kvops_pool *pool;
-    uint32_t count, seqs, singles; /* single rows come first */
-};
 
 static struct ops_matmul product(const struct ops_weight *weight, const float *x, float *y,
                                  uint32_t rows) {
@@ -195,22 +203,23 @@ static struct ops_rmsnorm norm(const struct forward *forward, const float *x, co
 
 /* x += weight * y for one weight. */
 static void add_product(struct forward *forward, const struct ops_weight *weight, const float *y,
-                        const struct rows *rows) {
-    struct ops_matmul args = product(weight, y, forward->x, rows->count);
+                        const struct forward_rows *rows) {
+    struct ops_matmul args = product(weight, y, forward->own->x, rows->count);
     struct device_matmuls products = {&args, 1, rows->singles, DEVICE_MATMUL, NULL, NULL};
 
-    args.residual = forward->x;
+    args.residual = forward->own->x;
     device_matmul(forward->device, &products);
 }
 
 static void project(struct forward *forward, const struct forward_layer *weights, uint32_t layer,
-                    const struct rows *over) {
+                    const struct forward_rows *over) {
     const struct weights_geometry *g = &forward->geometry;
     uint32_t rows = over->count;
     struct ops_matmul args[3] = {product(&weights->q, forward->normed, forward->q, rows),
                                  product(&weights->k, forward->normed, forward->k, rows),
                                  product(&weights->v, forward->normed, forward->v, rows)};
-    struct ops_rmsnorm first = norm(forward, forward->x, weights->attn_norm, forward->normed, rows);
+    struct ops_rmsnorm first =
+        norm(forward, forward->own->x, weights->attn_norm, forward->normed, rows);
     struct device_matmuls products = {args, 3, over->singles, DEVICE_MATMUL, &first, NULL};
     struct ops_rope rope = {
         .q = forward->q,
@@ -219,7 +228,7 @@ static void project(struct forward *forward, const struct forward_layer *weights
         .q_stride = (size_t)g->heads * g->head_dim,
         .kv_stride = (size_t)g->kv_heads * g->head_dim,
         .dest = forward->dest + (size_t)layer * forward->rows_max,
-        .positions = (const uint32_t *)(forward->control + forward_inner_positions(forward)),
+        .positions = (const uint32_t *)(forward->own->control + forward_inner_positions(forward)),
         .cos_table = forward->cos_table,
         .sin_table = forward->sin_table,
         .rows = rows,
@@ -234,7 +243,7 @@ static void project(struct forward *forward, const struct forward_layer *weights
 
 /* With addresses of the host. */
 static enum layout_tier tier_of(const struct forward *forward, uint32_t seq) {
-    const struct kvops_seq *here = &forward->seqs[seq];
+    const struct kvops_seq *here = &forward->own->seqs[seq];
 
     return here->block_count ? (enum layout_tier)here->blocks[0].tier : LAYOUT_TIER_BF16;
 }
@@ -247,9 +256,9 @@ static int is_alike(const struct forward *forward, uint32_t a, uint32_t b) {
     return one == other || (!layout_tier_is_control(one) && !layout_tier_is_control(other));
 }
 
-static void attend(struct forward *forward, const struct rows *rows, uint32_t layer) {
+static void attend(struct forward *forward, const struct forward_rows *rows, uint32_t layer) {
     const struct kvops_seq *seqs =
-        (const struct kvops_seq *)(forward->control + forward_inner_seqs(forward)) +
+        (const struct kvops_seq *)(forward->own->control + forward_inner_seqs(forward)) +
         (size_t)layer * rows->seqs;
     struct kvops_attend args = {.pool = *rows->pool,
                                 .layer = layer,
@@ -263,10 +272,10 @@ static void attend(struct forward *forward, const struct rows *rows, uint32_t la
     if (rows->singles)
         device_decode(forward->device, &args);
     for (uint32_t i = rows->singles, end; i < rows->seqs; i = end) {
-        uint32_t longest = forward->seqs[i].row_count;
+        uint32_t longest = forward->own->seqs[i].row_count;
         for (end = i + 1; end < rows->seqs && is_alike(forward, i, end); end++)
-            if (forward->seqs[end].row_count > longest)
-                longest = forward->seqs[end].row_count;
+            if (forward->own->seqs[end].row_count > longest)
+                longest = forward->own->seqs[end].row_count;
         args.seqs = seqs + i;
         args.seq_count = end - i;
         device_prefill(forward->device, &args, longest, tier_of(forward, i));
@@ -274,11 +283,12 @@ static void attend(struct forward *forward, const struct rows *rows, uint32_t la
 }
 
 static void feed_forward(struct forward *forward, const struct forward_layer *weights,
-                         const struct rows *over) {
+                         const struct forward_rows *over) {
     uint32_t rows = over->count;
     struct ops_matmul args[2] = {product(&weights->gate, forward->normed, forward->gate, rows),
                                  product(&weights->up, forward->normed, forward->up, rows)};
-    struct ops_rmsnorm first = norm(forward, forward->x, weights->ffn_norm, forward->normed, rows);
+    struct ops_rmsnorm first =
+        norm(forward, forward->own->x, weights->ffn_norm, forward->normed, rows);
     struct device_matmuls products = {args, 2, over->singles, DEVICE_MATMUL, &first, forward->gate};
 
     device_matmul(forward->device, &products);
@@ -286,8 +296,9 @@ static void feed_forward(struct forward *forward, const struct forward_layer *we
 }
 
 static void check(struct forward *forward, uint32_t layer, uint32_t rows) {
-    struct ops_finite args = {.x = forward->x,
-                              .bad = (int32_t *)(forward->control + forward_inner_bad(forward)),
+    struct ops_finite args = {.x = forward->own->x,
+                              .bad =
+                                  (int32_t *)(forward->own->control + forward_inner_bad(forward)),
                               .x_stride = forward->geometry.hidden,
                               .rows = rows,
                               .width = forward->geometry.hidden,
@@ -296,16 +307,14 @@ static void check(struct forward *forward, uint32_t layer, uint32_t rows) {
     device_finite(forward->device, &args);
 }
 
-/* A value that is not finite stays so in its row, so looking once behind the last layer is enough;
- * `find` looks behind every one. */
-static void run_layers(struct forward *forward, const struct rows *rows, uint32_t first,
-                       uint32_t end, int find) {
-    struct ops_embed embed = {.table = forward->embedding,
-                              .ids =
-                                  (const uint32_t *)(forward->control + forward_inner_ids(forward)),
-                              .out = forward->x,
-                              .out_stride = forward->geometry.hidden,
-                              .rows = rows->count};
+void forward_inner_layers(struct forward *forward, const struct forward_rows *rows, uint32_t first,
+                          uint32_t end, int find) {
+    struct ops_embed embed = {
+        .table = forward->embedding,
+        .ids = (const uint32_t *)(forward->own->control + forward_inner_ids(forward)),
+        .out = forward->own->x,
+        .out_stride = forward->geometry.hidden,
+        .rows = rows->count};
 
     if (first == 0)
         device_embed(forward->device, &embed);
@@ -320,42 +329,38 @@ static void run_layers(struct forward *forward, const struct rows *rows, uint32_
     }
 }
 
-/* What a tile of the head gives besides the marks: whole rows of logits, or the best of each. */
-struct wanted {
-    uint32_t rows; /* 0: nothing */
-    uint32_t top;  /* of each row; 0: all logits */
-};
-
 /* Waits for the marks of `rows` rows, and for what is wanted. */
-static enum kv_err wait_for(struct forward *forward, uint32_t rows, const struct wanted *wanted) {
-    struct device_copy copies[2] = {
-        {forward->bad_host, forward->control + forward_inner_bad(forward), rows * sizeof(int32_t)}};
+static enum kv_err wait_for(struct forward *forward, uint32_t rows,
+                            const struct forward_wanted *wanted) {
+    struct device_copy copies[2] = {{forward->own->bad_host,
+                                     forward->own->control + forward_inner_bad(forward),
+                                     rows * sizeof(int32_t)}};
     uint64_t count = wanted->rows;
 
     if (wanted->top)
         copies[1] = (struct device_copy){forward->top_host, forward->top,
                                          count * wanted->top * sizeof *forward->top};
-    else if (forward->logits_host)
-        copies[1] = (struct device_copy){forward->logits_host, forward->logits,
+    else if (forward->own->logits_host)
+        copies[1] = (struct device_copy){forward->own->logits_host, forward->logits,
                                          count * forward->geometry.vocab * sizeof(float)};
     return device_copy_out(forward->device, DEVICE_STEP, copies, copies[1].bytes ? 2 : 1);
 }
 
 /* The marks of all rows, and what is wanted. When a row is bad the step is computed once more, from
  * the same K and V, to say which layer made it so. */
-static enum kv_err fetch(struct forward *forward, const struct rows *rows,
-                         const struct wanted *wanted) {
-    static const struct wanted nothing = {0, 0};
-    struct device_copy clear = {forward->control + forward_inner_bad(forward),
-                                forward->control_host + forward_inner_bad(forward),
+static enum kv_err fetch(struct forward *forward, const struct forward_rows *rows,
+                         const struct forward_wanted *wanted) {
+    static const struct forward_wanted nothing = {0, 0};
+    struct device_copy clear = {forward->own->control + forward_inner_bad(forward),
+                                forward->own->control_host + forward_inner_bad(forward),
                                 rows->count * sizeof(int32_t)};
     enum kv_err err = wait_for(forward, rows->count, wanted);
 
     for (uint32_t row = 0; err == KV_OK && row < rows->count; row++) {
-        if (forward->bad_host[row] != (int32_t)forward->geometry.layers - 1)
+        if (forward->own->bad_host[row] != (int32_t)forward->geometry.layers - 1)
             continue;
         err = device_copy_in(forward->device, DEVICE_STEP, &clear, 1);
-        run_layers(forward, rows, 0, forward->geometry.layers, 1);
+        forward_inner_layers(forward, rows, 0, forward->geometry.layers, 1);
         return err == KV_OK ? wait_for(forward, rows->count, &nothing) : err;
     }
     return err;
@@ -367,15 +372,15 @@ static void head_norm(const struct forward *forward, const struct forward_seq *s
     uint32_t hidden = forward->geometry.hidden;
 
     for (uint32_t first = 0, end; first < count; first = end) {
-        const struct forward_head_row *at = &forward->head_rows[first];
+        const struct forward_head_row *at = &forward->own->head_rows[first];
         uint32_t row = seqs[at->seq].kv.first_row + at->row;
         for (end = first + 1; end < count; end++) {
-            at = &forward->head_rows[end];
+            at = &forward->own->head_rows[end];
             if (seqs[at->seq].kv.first_row + at->row != row + end - first)
                 break;
         }
         struct ops_rmsnorm args =
-            norm(forward, forward->x + (size_t)row * hidden, forward->output_norm,
+            norm(forward, forward->own->x + (size_t)row * hidden, forward->output_norm,
                  forward->normed + (size_t)first * hidden, end - first);
         device_rmsnorm(forward->device, &args);
     }
@@ -387,7 +392,7 @@ static uint32_t best_wanted(const struct forward *forward, const struct forward_
     uint32_t most = 0;
 
     for (uint32_t i = 0; i < count && forward->top_host; i++) {
-        const struct forward_seq *seq = &seqs[forward->head_rows[i].seq];
+        const struct forward_seq *seq = &seqs[forward->own->head_rows[i].seq];
         if (seq->logits != FORWARD_LAST || !seq->top)
             return 0;
         most = seq->top > most ? seq->top : most;
@@ -396,10 +401,11 @@ static uint32_t best_wanted(const struct forward *forward, const struct forward_
     return most;
 }
 
-static void give_row(struct forward *forward, struct forward_seq *seqs, uint32_t index) {
-    const struct forward_head_row *at = &forward->head_rows[index];
+void forward_inner_give(const struct forward *forward, const struct forward_own *own,
+                        struct forward_seq *seqs, uint32_t index) {
+    const struct forward_head_row *at = &own->head_rows[index];
     struct forward_seq *seq = &seqs[at->seq];
-    float *all = forward->logits_host;
+    float *all = own->logits_host;
 
     if (!all)
         all = device_mapped(forward->device, forward->logits);
@@ -416,7 +422,7 @@ static void give_row(struct forward *forward, struct forward_seq *seqs, uint32_t
 /* What is not finite comes first. */
 static void give_best(struct forward *forward, struct forward_seq *seqs, uint32_t index,
                       uint32_t top) {
-    const struct forward_head_row *at = &forward->head_rows[index];
+    const struct forward_head_row *at = &forward->own->head_rows[index];
     struct forward_seq *seq = &seqs[at->seq];
     const struct ops_candidate *best = forward->top_host + (size_t)index * top;
 
@@ -426,38 +432,46 @@ static void give_best(struct forward *forward, struct forward_seq *seqs, uint32_
         seq->best(seq->context, best, seq->top);
 }
 
-/* Logits of the rows in forward->head_rows[0 … count), one tile. */
-static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
-                             const struct rows *rows, uint32_t count) {
-    struct ops_matmul args = product(&forward->output, forward->normed, forward->logits, count);
-    struct device_matmuls products = {&args, 1, count, DEVICE_HEAD, NULL, NULL};
-    struct wanted wanted = {count, best_wanted(forward, seqs, count)};
+enum kv_err forward_inner_tile(struct forward *forward, struct forward_seq *seqs,
+                               const struct forward_rows *rows,
+                               const struct forward_wanted *wanted) {
+    struct ops_matmul args =
+        product(&forward->output, forward->normed, forward->logits, wanted->rows);
+    struct device_matmuls products = {&args, 1, wanted->rows, DEVICE_HEAD, NULL, NULL};
     struct ops_top top = {forward->logits, forward->top,  args.y_stride,
-                          count,           args.weight.n, wanted.top};
+                          wanted->rows,    args.weight.n, wanted->top};
     enum kv_err err;
 
-    head_norm(forward, seqs, count);
-    device_matmul(forward->device, &products);
-    if (wanted.top)
+    if (wanted->rows) {
+        head_norm(forward, seqs, wanted->rows);
+        device_matmul(forward->device, &products);
+    }
+    if (wanted->top)
         device_top(forward->device, &top);
-    err = fetch(forward, rows, &wanted);
+    err = fetch(forward, rows, wanted);
 #ifdef BREAK_DEVICE_ERROR
     err = KV_OK;
 #endif
-    if (err != KV_OK)
-        return err;
-    apply_marks(forward, seqs, rows->seqs);
-    for (uint32_t i = 0; i < count; i++)
+    if (err == KV_OK)
+        apply_marks(forward, seqs, rows->seqs);
+    return err;
+}
+
+static enum kv_err head_tile(struct forward *forward, struct forward_seq *seqs,
+                             const struct forward_rows *rows, uint32_t count) {
+    const struct forward_wanted wanted = {count, best_wanted(forward, seqs, count)};
+    enum kv_err err = forward_inner_tile(forward, seqs, rows, &wanted);
+
+    for (uint32_t i = 0; err == KV_OK && i < count; i++)
         if (wanted.top)
             give_best(forward, seqs, i, wanted.top);
         else
-            give_row(forward, seqs, i);
-    return KV_OK;
+            forward_inner_give(forward, forward->own, seqs, i);
+    return err;
 }
 
 static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs,
-                               const struct rows *all) {
-    static const struct wanted nothing = {0, 0};
+                               const struct forward_rows *all) {
     uint32_t filled = 0, tiles = 0;
     enum kv_err err = KV_OK;
 
@@ -467,7 +481,7 @@ static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs
         if (seqs[i].logits == FORWARD_NONE)
             continue;
         for (; row < rows && err == KV_OK; row++) {
-            forward->head_rows[filled++] = (struct forward_head_row){i, row};
+            forward->own->head_rows[filled++] = (struct forward_head_row){i, row};
             if (filled == FORWARD_HEAD_ROWS) {
                 err = head_tile(forward, seqs, all, filled);
                 filled = 0;
@@ -475,43 +489,41 @@ static enum kv_err give_logits(struct forward *forward, struct forward_seq *seqs
             }
         }
     }
-    if (err == KV_OK && filled)
-        return head_tile(forward, seqs, all, filled);
-    if (err == KV_OK && !tiles) {
-        err = fetch(forward, all, &nothing);
-        if (err == KV_OK)
-            apply_marks(forward, seqs, all->seqs);
-    }
-    return err;
+    return err == KV_OK && (filled || !tiles) ? head_tile(forward, seqs, all, filled) : err;
 }
 
-/* Tells the device of all rows. */
-static struct rows begin(struct forward *forward, const struct kvops_pool *pool,
-                         struct forward_seq *seqs, uint32_t count) {
-    struct rows rows = {pool, place_rows(forward, seqs, count), count, 0};
-    struct kvops_attend planned = {
-        .pool = *pool, .q_heads = forward->geometry.heads, .seqs = forward->seqs};
+void forward_inner_plan(struct forward *forward, const struct forward_rows *rows) {
+    const struct kvops_attend planned = {.pool = *rows->pool,
+                                         .q_heads = forward->geometry.heads,
+                                         .seqs = forward->own->seqs,
+                                         .seq_count = rows->singles};
 
-    if (!rows.count)
-        return rows;
-    rows.singles = planned.seq_count = tell_step(forward, seqs, count);
-    if (rows.singles)
-        device_plan(forward->device, &planned);
+    if (rows->singles)
+        device_plan(forward->device, forward->own->plan, &planned);
+}
+
+struct forward_rows forward_inner_begin(struct forward *forward, const struct kvops_pool *pool,
+                                        struct forward_seq *seqs, uint32_t count) {
+    struct forward_rows rows = {pool, place_rows(forward, seqs, count), count, 0};
+
+    if (rows.count)
+        rows.singles = tell_step(forward, seqs, count);
     return rows;
 }
 
 enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
                         struct forward_seq *seqs, uint32_t count) {
-    struct rows rows = begin(forward, pool, seqs, count);
+    struct forward_rows rows = forward_inner_begin(forward, pool, seqs, count);
     uint32_t layers = forward->geometry.layers;
 
     if (!rows.count)
         return KV_OK;
+    forward_inner_plan(forward, &rows);
     /* Chunks differ in their rows, so only steps of single rows come again. */
     if (rows.singles < count) {
-        run_layers(forward, &rows, 0, layers, 0);
+        forward_inner_layers(forward, &rows, 0, layers, 0);
     } else if (device_repeat_begin(forward->device, count)) {
-        run_layers(forward, &rows, 0, layers, 0);
+        forward_inner_layers(forward, &rows, 0, layers, 0);
         device_repeat_end(forward->device);
     }
     return give_logits(forward, seqs, &rows);
@@ -519,31 +531,6 @@ enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
 
 uint32_t forward_layers(const struct forward *forward) {
     return forward->geometry.layers;
-}
-
-uint64_t forward_kept_bytes(const struct forward *forward, uint32_t rows) {
-    return (uint64_t)rows * forward->geometry.hidden * sizeof(float);
-}
-
-/* Between two layers a row is its x alone: attention reads K and V of its own layer. */
-enum kv_err forward_run_piece(struct forward *forward, const struct kvops_pool *pool,
-                              struct forward_seq *seqs, uint32_t count,
-                              const struct forward_piece *piece) {
-    struct rows rows = begin(forward, pool, seqs, count);
-    uint64_t bytes = forward_kept_bytes(forward, rows.count);
-    struct device_copy in = {forward->x, piece->kept, bytes},
-                       out = {piece->kept, forward->x, bytes};
-
-    if (!rows.count)
-        return KV_OK;
-#ifndef BREAK_FORWARD_KEPT
-    if (piece->first > 0)
-        (void)device_copy_in(forward->device, DEVICE_STEP, &in, 1);
-#endif
-    run_layers(forward, &rows, piece->first, piece->end, 0);
-    return piece->end < forward->geometry.layers
-               ? device_copy_out(forward->device, DEVICE_STEP, &out, 1)
-               : give_logits(forward, seqs, &rows);
 }
 
 const uint16_t *forward_chunk(const struct forward *forward) {

@@ -24,6 +24,7 @@ enum {
     FORWARD_CHUNK_ROWS = 256,  /* of all sequences that have more than one row … */
     FORWARD_SINGLES_MAX = 128, /* … and of all that have one */
     FORWARD_HEAD_ROWS = 32,    /* logits are computed for so many rows at a time */
+    FORWARD_TOGETHER_MAX = 32, /* sequences of a run in pieces */
     FORWARD_BEYOND = 256       /* positions past the context that a question may use */
 };
 
@@ -66,24 +67,30 @@ struct forward_seq {
     uint32_t bad_row;  /* the first row with a value that is not finite … */
     int32_t bad_layer; /* … after this layer (layers: in its logits), or -1 */
 };
-/* At most singles_max of one row, singles_max + 1 in all. Logits of a bad row are not given out.
- * DEVICE: the step was not computed, whatever `row` was given. */
+/* At most singles_max of one row, singles_max + FORWARD_TOGETHER_MAX in all. Logits of a bad row
+ * are not given out. DEVICE: the step was not computed, whatever `row` was given. */
 enum kv_err forward_run(struct forward *forward, const struct kvops_pool *pool,
                         struct forward_seq *seqs, uint32_t count);
 
-/* A run in pieces, between which others may run: layers [first, end) of it, from 0 to
- * forward_layers, each with the same sequences. `kept` is memory of the processor for what a piece
- * leaves to the next, forward_kept_bytes for all rows together. Rows are given out by the last one;
- * the bits are those of forward_run. */
-struct forward_piece {
-    uint32_t first, end;
-    float *kept;
-};
+/* A run in pieces, between which others may run; the bits are those of forward_run. `seqs` and all
+ * that they point at stay as they are until it is dropped. What it needs beside the workspace is
+ * its own, so that a piece is a few operations that nobody waits for. */
+struct forward_beside;
 uint32_t forward_layers(const struct forward *forward);
-uint64_t forward_kept_bytes(const struct forward *forward, uint32_t rows);
-enum kv_err forward_run_piece(struct forward *forward, const struct kvops_pool *pool,
-                              struct forward_seq *seqs, uint32_t count,
-                              const struct forward_piece *piece);
+/* At most FORWARD_TOGETHER_MAX, and singles_max of one row. NOMEM. */
+enum kv_err forward_beside_make(struct forward *forward, const struct kvops_pool *pool,
+                                struct forward_seq *seqs, uint32_t count,
+                                struct forward_beside **beside_out);
+/* NULL is allowed. What it has enqueued may still run: device memory is used again in order. */
+void forward_beside_drop(struct forward_beside *beside);
+/* Layers [first, end): all of them from 0 to forward_layers, in order. */
+void forward_beside_layers(struct forward_beside *beside, uint32_t first, uint32_t end);
+/* Behind the layers, once and while it has rows: waits for some of them. DEVICE, of any piece: no
+ * row that was given counts. */
+int forward_beside_has_rows(const struct forward_beside *beside);
+enum kv_err forward_beside_rows(struct forward_beside *beside);
+/* Calls `row` for those, and writes what is bad; others may run meanwhile, on another thread. */
+void forward_beside_give(struct forward_beside *beside);
 
 /* K and V of the last run's rows, on the device: [layer][K, V][kv_head][forward_chunk_rows][dim].
  * A sequence's rows begin at seq.kv.first_row. */

@@ -112,14 +112,15 @@ static uint64_t blocks_max(const struct forward *forward) {
     return forward->positions / LAYOUT_BLOCK_TOKENS + 1;
 }
 
-static uint64_t control_bytes(const struct forward *forward) {
-    uint64_t seqs = forward->singles_max + 1, align = FORWARD_ALIGN_BYTES;
+uint64_t forward_inner_control_bytes(const struct forward *forward, uint32_t seqs,
+                                     uint32_t different) {
+    uint64_t align = FORWARD_ALIGN_BYTES;
     uint64_t pointed = blocks_max(forward) * sizeof(struct kvops_block) +
-                       LAYOUT_WINDOW_PAGES_MAX * sizeof(struct kvops_page) +
-                       (blocks_max(forward) / 64 + 1) * sizeof(uint64_t) + 3 * align;
+                       LAYOUT_WINDOW_PAGES_MAX * sizeof(struct kvops_page) + 2 * align;
+    uint64_t hidden = (blocks_max(forward) / 64 + 1) * sizeof(uint64_t) + align;
 
-    return forward_inner_seqs(forward) + align +
-           seqs * (forward->geometry.layers * sizeof(struct kvops_seq) + pointed);
+    return forward_inner_seqs(forward) + align + different * pointed +
+           seqs * (forward->geometry.layers * sizeof(struct kvops_seq) + hidden);
 }
 
 static uint64_t partial_bytes(const struct forward *forward) {
@@ -142,7 +143,7 @@ static void cut_workspace(struct forward *forward, struct cutter *cutter) {
 
     forward->cos_table = cut(cutter, forward->positions, half * sizeof(float));
     forward->sin_table = cut(cutter, forward->positions, half * sizeof(float));
-    forward->x = cut(cutter, rows * g->hidden, sizeof(float));
+    forward->step.x = cut(cutter, rows * g->hidden, sizeof(float));
     forward->normed = cut(cutter, rows * g->hidden, sizeof(float));
     forward->q = cut(cutter, rows * g->heads * g->head_dim, sizeof(float));
     forward->attended = cut(cutter, rows * g->heads * g->head_dim, sizeof(float));
@@ -157,8 +158,9 @@ static void cut_workspace(struct forward *forward, struct cutter *cutter) {
     forward->chunk =
         cut(cutter, (uint64_t)g->layers * 2 * g->kv_heads * rows, g->head_dim * sizeof(uint16_t));
     forward->dest = cut(cutter, g->layers * rows, sizeof(struct ops_kv_dest));
-    forward->control_bytes = control_bytes(forward);
-    forward->control = cut(cutter, forward->control_bytes, 1);
+    forward->step.control_bytes =
+        forward_inner_control_bytes(forward, forward->seqs_max, forward->seqs_max);
+    forward->step.control = cut(cutter, forward->step.control_bytes, 1);
 }
 
 static uint64_t larger(uint64_t a, uint64_t b) {
@@ -257,15 +259,14 @@ static enum kv_err make_dest(struct forward *forward, struct kv_diag *diag) {
 /* The processor's side of a step. */
 static enum kv_err make_host(struct forward *forward, struct kv_diag *diag) {
     uint64_t logits = (uint64_t)FORWARD_HEAD_ROWS * forward->geometry.vocab * sizeof(float);
+    struct forward_own *own = &forward->step;
 
-    forward->control_host =
-        kv_alloc_aligned(forward->alloc, forward->control_bytes, FORWARD_ALIGN_BYTES);
-    forward->bad_host = device_host_get(forward->device, forward->rows_max * sizeof(int32_t));
-    forward->seqs =
-        kv_alloc_zeroed(forward->alloc, forward->singles_max + 1, sizeof *forward->seqs);
+    own->control_host = kv_alloc_aligned(forward->alloc, own->control_bytes, FORWARD_ALIGN_BYTES);
+    own->bad_host = device_host_get(forward->device, forward->rows_max * sizeof(int32_t));
+    own->seqs = kv_alloc_zeroed(forward->alloc, forward->seqs_max, sizeof *own->seqs);
     if (!device_mapped(forward->device, forward->logits)) {
-        forward->logits_host = device_host_get(forward->device, logits);
-        if (!forward->logits_host)
+        own->logits_host = device_host_get(forward->device, logits);
+        if (!own->logits_host)
             return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for logits");
     }
     if (device_has_top(forward->device)) {
@@ -274,9 +275,9 @@ static enum kv_err make_host(struct forward *forward, struct kv_diag *diag) {
         if (!forward->top_host)
             return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for candidates");
     }
-    if (!forward->control_host || !forward->bad_host || !forward->seqs)
+    if (!own->control_host || !own->bad_host || !own->seqs)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for what a step is told");
-    memset(forward->control_host, 0, forward->control_bytes);
+    memset(own->control_host, 0, own->control_bytes);
     return KV_OK;
 }
 
@@ -315,6 +316,8 @@ enum kv_err forward_make(const struct forward_settings *settings, const struct w
     forward->geometry = weights->geometry;
     forward->singles_max = settings->singles_max;
     forward->rows_max = FORWARD_CHUNK_ROWS + settings->singles_max;
+    forward->seqs_max = FORWARD_TOGETHER_MAX + settings->singles_max;
+    forward->own = &forward->step;
     forward->positions = weights->geometry.context_tokens + FORWARD_BEYOND;
     KV_TRY(make_weights(forward, weights, diag));
     KV_TRY(make_workspace(forward, weights, diag));
@@ -332,11 +335,11 @@ void forward_drop(struct forward *forward) {
         device_put(forward->device, forward->weights);
     if (forward->workspace)
         device_put(forward->device, forward->workspace);
-    device_host_put(forward->device, forward->logits_host);
+    device_host_put(forward->device, forward->step.logits_host);
     device_host_put(forward->device, forward->top_host);
-    device_host_put(forward->device, forward->bad_host);
-    kv_alloc_release(forward->alloc, forward->control_host);
-    kv_alloc_release(forward->alloc, forward->seqs);
+    device_host_put(forward->device, forward->step.bad_host);
+    kv_alloc_release(forward->alloc, forward->step.control_host);
+    kv_alloc_release(forward->alloc, forward->step.seqs);
     kv_alloc_release(forward->alloc, forward->layer);
     kv_alloc_release(forward->alloc, forward);
 }
