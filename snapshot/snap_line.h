@@ -23,7 +23,9 @@ struct snap_account {
     uint32_t blocks;
     uint64_t raw_bytes[LAYOUT_STREAM_COUNT], stored_bytes[LAYOUT_STREAM_COUNT];
     uint64_t record_bytes, door_bytes;
-    uint64_t copy_ns, zip_ns, write_ns, sync_ns; /* zip: of each helper on the average */
+    uint64_t copy_ns, write_ns, sync_ns;
+    uint64_t zip_ns;                    /* in the batches themselves */
+    uint64_t helped_ns, helped_most_ns; /* of all helpers together; the longest block or page */
     uint32_t in_flight_most;
 };
 

@@ -21,10 +21,10 @@
 #include <unistd.h>
 
 enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
-enum { MORE_TOKENS = 4608, WINDOW_TOKENS = 30, QUIET_STEPS = 100 };
+enum { WINDOW_TOKENS = 30, QUIET_STEPS = 100 };
 enum { QUIET, SAVING, WRITING_PLAIN }; /* what goes on beside the decoder */
 static const uint32_t step_tokens[NINE_SAVE_STEPS] = {1, 256, 4096};
-static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, 3, 1};
+static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, NINE_SAVE_TURNS, 3};
 
 static uint64_t now(void) {
     return kv_clock_now_ns(kv_clock_system());
@@ -145,8 +145,19 @@ static enum kv_err write_plain(const char *dir, uint64_t bytes, struct nine_plai
 
 /* --- sessions */
 
+/* Short users, and those of a short context, grow by less. */
+static uint32_t step_of(const struct nine *nine, uint32_t number) {
+    uint64_t tokens = step_tokens[number], half = nine->settings.tokens / 2;
+    uint64_t most = half < nine->synth.context_tokens / 32 ? half : nine->synth.context_tokens / 32;
+
+    return (uint32_t)(tokens > most ? most - most % LAYOUT_BLOCK_TOKENS : tokens);
+}
+
 static uint64_t length_of(const struct nine *nine, int is_long) {
-    uint64_t tokens = nine->settings.tokens, most = nine->synth.context_tokens - MORE_TOKENS - 1024;
+    uint64_t tokens = nine->settings.tokens, most = nine->synth.context_tokens - 1024;
+
+    for (uint32_t i = 0; i < NINE_SAVE_STEPS; i++)
+        most -= step_turns[i] * step_of(nine, i);
 
     if (tokens > most)
         tokens = most;
@@ -268,53 +279,71 @@ static int by_wall(const void *a, const void *b) {
     return (x->wall_ns > y->wall_ns) - (x->wall_ns < y->wall_ns);
 }
 
-/* A few tokens are said several times: a save of them takes milliseconds. */
-static enum kv_err run_step(struct nine *nine, struct session *session, uint32_t which,
-                            struct nine_save_step *step, struct kv_diag *diag) {
+/* One length's saves of one step. */
+struct turns {
     struct receipt receipts[NINE_SAVE_TURNS];
-    uint64_t less[NINE_SAVE_TURNS];
-    uint32_t turns = step_turns[which], tokens = step_tokens[which];
-    uint64_t half = nine->settings.tokens / 2;
-    enum kv_err err = KV_OK;
+    uint64_t less_ns[NINE_SAVE_TURNS]; /* than the wall by the proof */
+    uint32_t count;
+};
 
-    /* Short users grow by less. */
-    if (tokens > half)
-        tokens = (uint32_t)(half - half % LAYOUT_BLOCK_TOKENS);
+static enum kv_err run_turn(struct nine *nine, uint32_t which, struct nine_save_step *step,
+                            struct turns *turns, struct kv_diag *diag) {
+    struct session *session = nine->users[NINE_SAVE_SHORT + which].session;
+    struct receipt *receipt = &turns->receipts[turns->count];
+    struct session_info before, after;
 
-    step->tokens = tokens;
-    for (uint32_t i = 0; i < turns && err == KV_OK; i++) {
-        struct session_info before, after;
-        session_info(session, &before);
-        err = feed(nine, session, tokens, diag);
-        session_info(session, &after);
-        if (err == KV_OK)
-            err = save(nine, session, &receipts[i], diag);
-        less[i] = receipts[i].wall_ns - receipts[i].stage_ns[RECEIPT_PROVE];
-        step->bytes = receipts[i].door_bytes;
-        step->record_bytes = receipts[i].record_bytes;
-        step->image_bytes = receipts[i].image_bytes;
-        step->allowed_bytes = changed_bytes(nine, before.n_kv, after.n_kv);
-        step->allowed_bytes += step->allowed_bytes / 20 + receipts[i].record_bytes;
-    }
+    session_info(session, &before);
+    enum kv_err err = feed(nine, session, step->tokens, diag);
+    session_info(session, &after);
+    if (err == KV_OK)
+        err = save(nine, session, receipt, diag);
     if (err != KV_OK)
         return err;
-    qsort(receipts, turns, sizeof receipts[0], by_wall);
-    nine_sort(less, turns);
-    step->receipt = receipts[turns / 2];
-    step->after_proof_ns = less[turns / 2];
+    turns->less_ns[turns->count++] = receipt->wall_ns - receipt->stage_ns[RECEIPT_PROVE];
+    step->bytes = receipt->door_bytes;
+    step->record_bytes = receipt->record_bytes;
+    step->image_bytes = receipt->image_bytes;
+    step->allowed_bytes = changed_bytes(nine, before.n_kv, after.n_kv);
+    step->allowed_bytes += step->allowed_bytes / 20 + receipt->record_bytes;
     return KV_OK;
 }
 
-static enum kv_err run_length(struct nine *nine, uint32_t index, struct nine_save_length *length,
-                              struct kv_diag *diag) {
-    struct session *session = nine->users[index].session;
+/* Both lengths in turns, so that the disk's moods are of both: short, long, long, short, … */
+static enum kv_err run_step(struct nine *nine, uint32_t number, struct nine_save_length *lengths,
+                            struct kv_diag *diag) {
+    struct turns turns[NINE_SAVE_USERS] = {0};
+    enum kv_err err = KV_OK;
+
+    for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
+        lengths[i].steps[number].tokens = step_of(nine, number);
+    for (uint32_t i = 0; i < NINE_SAVE_USERS * step_turns[number] && err == KV_OK; i++) {
+        uint32_t which = (i + 1) / 2 % 2;
+        err = run_turn(nine, which, &lengths[which].steps[number], &turns[which], diag);
+    }
+    for (uint32_t i = 0; i < NINE_SAVE_USERS && err == KV_OK; i++) {
+        struct nine_save_step *step = &lengths[i].steps[number];
+        uint32_t count = turns[i].count;
+        qsort(turns[i].receipts, count, sizeof turns[i].receipts[0], by_wall);
+        nine_sort(turns[i].less_ns, count);
+        step->receipt = turns[i].receipts[count / 2];
+        step->after_proof_ns = turns[i].less_ns[count / 2];
+        step->after_proof_least_ns = turns[i].less_ns[0];
+        step->after_proof_most_ns = turns[i].less_ns[count - 1];
+    }
+    return err;
+}
+
+static enum kv_err run_steps(struct nine *nine, struct nine_save_length *lengths,
+                             struct kv_diag *diag) {
     struct session_info info;
     enum kv_err err = KV_OK;
 
-    session_info(session, &info);
-    length->tokens = info.n;
+    for (uint32_t i = 0; i < NINE_SAVE_USERS; i++) {
+        session_info(nine->users[NINE_SAVE_SHORT + i].session, &info);
+        lengths[i].tokens = info.n;
+    }
     for (uint32_t i = 0; i < NINE_SAVE_STEPS && err == KV_OK; i++)
-        err = run_step(nine, session, i, &length->steps[i], diag);
+        err = run_step(nine, i, lengths, diag);
     return err;
 }
 
@@ -363,9 +392,7 @@ done:
     nine_settle(nine);
     if (err == KV_OK)
         err = save(nine, nine->users[NINE_SAVE_SHORT].session, &first, diag);
-    for (uint32_t i = 0; i < NINE_SAVE_USERS && err == KV_OK; i++)
-        err = run_length(nine, NINE_SAVE_SHORT + i, &saves->lengths[i], diag);
-    return err;
+    return err == KV_OK ? run_steps(nine, saves->lengths, diag) : err;
 }
 
 static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *walk) {
@@ -405,12 +432,19 @@ static double milliseconds(uint64_t ns) {
     return (double)ns * 1e-6;
 }
 
+/* Stages of a large save are beside each other: then none of it is unnamed. */
 static void tell_stages(const struct receipt *receipt) {
+    uint64_t named_ns = 0;
+
     printf("   ");
-    for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++)
+    for (uint32_t i = 0; i < RECEIPT_STAGE_COUNT; i++) {
         if (receipt->stage_ns[i])
             printf(" %s %.1f", receipt_stage_name((enum receipt_stage)i),
                    milliseconds(receipt->stage_ns[i]));
+        named_ns += receipt->stage_ns[i];
+    }
+    if (named_ns < receipt->wall_ns)
+        printf(" unnamed %.1f", milliseconds(receipt->wall_ns - named_ns));
     printf(" ms busy, blocked %.1f, bound by %s\n", milliseconds(receipt->blocked_ns),
            receipt_stage_name(receipt->bound_by));
 }
@@ -434,11 +468,13 @@ void nine_save_tell(struct nine_saves *saves) {
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
             const struct nine_save_step *step = &saves->lengths[i].steps[k];
             printf("  %4u more of %6llu tokens: %.3f MB (%.3f allowed; image %.3f, records %.3f), "
-                   "%.2f ms, without the proof %.2f\n",
+                   "%.2f ms, without the proof %.2f (%.2f to %.2f)\n",
                    step->tokens, (unsigned long long)saves->lengths[i].tokens,
                    megabytes(step->bytes), megabytes(step->allowed_bytes),
                    megabytes(step->image_bytes), megabytes(step->record_bytes),
-                   milliseconds(step->receipt.wall_ns), milliseconds(step->after_proof_ns));
+                   milliseconds(step->receipt.wall_ns), milliseconds(step->after_proof_ns),
+                   milliseconds(step->after_proof_least_ns),
+                   milliseconds(step->after_proof_most_ns));
             tell_stages(&step->receipt);
         }
     fflush(stdout);

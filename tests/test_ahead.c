@@ -3,7 +3,8 @@
  * Responsible for: what is stored is the same however many helpers there are, on both sides of the
  * wall; what fails in a helper or behind it; zip decided in the order of the puts.
  * Not responsible for: saves and faults without helpers (test_snapshot.c).
- * Broken twins: BREAK_AHEAD_ORDER keeps whatever was zipped ahead.
+ * Broken twins: BREAK_AHEAD_ORDER keeps whatever was zipped ahead; BREAK_HELP_SHARED shares out one
+ * helper's time among all.
  */
 #include "snapshot/snap_ahead.h"
 #include "store/codec.h"
@@ -14,6 +15,7 @@
 #include "tests/testing.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,7 +226,42 @@ static void a_failed_write_leaves_nothing_behind(void **state) {
     life_rig_close(&f);
 }
 
+/* Goes on by a millisecond whenever it is looked at. */
+static uint64_t tick(void *context) {
+    return atomic_fetch_add((_Atomic uint64_t *)context, 1000000) + 1000000;
+}
+
+/* A page that is zipped by one helper takes its time, not a third of it. BREAK_HELP_SHARED */
+static void the_time_of_one_helper_is_not_shared_out(void **state) {
+    (void)state;
+    struct life_rig f;
+    _Atomic uint64_t ticks = 0;
+    const struct kv_clock clock = {tick, tick, &ticks};
+    const struct snapshot_options options = {0};
+    struct snapshot_ticket *ticket = NULL;
+    struct kv_diag diag = {""};
+    struct receipt receipt;
+    open_rig(&f, HELPERS, 0);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 400, 0, NULL);
+    assert_int_equal(snapshot_save(f.life.snapshot, session, &options, &receipt, &diag), KV_OK);
+    life_say(session, 2, 1, 0, NULL);
+    snapshot_writer_take(f.life.snapshot);
+    f.life.snapshot->clock = &clock;
+    assert_int_equal(snapshot_begin(f.life.snapshot, session, &options, &ticket, &diag), KV_OK);
+    uint64_t end_ns = kv_clock_now_ns(kv_clock_system()) + 20000000000u;
+    while (snap_ahead_held(f.life.snapshot->ahead) == 0)
+        assert_true(kv_clock_now_ns(kv_clock_system()) < end_ns);
+    snapshot_writer_give(f.life.snapshot);
+    assert_int_equal(snapshot_finish(f.life.snapshot, ticket, &receipt, &diag), KV_OK);
+    f.life.snapshot->clock = kv_clock_system();
+    assert_int_equal(receipt.pages, 1);
+    assert_true(receipt.stage_ns[RECEIPT_ZIP] >= 1000000);
+    life_rig_close(&f);
+}
+
 TESTING_MAIN(cmocka_unit_test(zip_is_decided_in_the_order_of_puts),
              cmocka_unit_test(helpers_change_nothing), cmocka_unit_test(helpers_run_ahead_and_stop),
              cmocka_unit_test(a_failed_copy_is_done_again),
-             cmocka_unit_test(a_failed_write_leaves_nothing_behind))
+             cmocka_unit_test(a_failed_write_leaves_nothing_behind),
+             cmocka_unit_test(the_time_of_one_helper_is_not_shared_out))
