@@ -107,10 +107,11 @@ struct session {
     struct sampler_candidate best[SAMPLER_TOP_MAX]; /* of the running step, instead of logits */
     uint32_t best_count;                            /* 0: there are logits */
     int generating, cancelled;
-    int asked;                      /* how many ask it several things: it stays as it is */
-    int late;                       /* a block's tier waits for them: its planes came meanwhile */
-    int along, along_floor;         /* a fingerprint goes with the next question … */
-    struct image_fingerprint print; /* … or has gone */
+    int asked;      /* how many ask it several things: it stays as it is */
+    int late;       /* a block's tier waits for them: its planes came meanwhile */
+    uint32_t along; /* so many fingerprints go with the next question, at these floors … */
+    int along_floors[SESSION_PRINTS];
+    struct image_fingerprint prints[SESSION_PRINTS]; /* … and once they have gone they are here */
     uint32_t tokens_left;
     session_row observe;
     void *observe_context;

@@ -152,17 +152,21 @@ void session_ask_breathe(struct session *session);
 /* DESIGN section 10: one throwaway forward at position n_kv. */
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag);
-/* The same as part of the next question that is asked, which reads all the memory anyway: `along`
- * wants it, `take` ends that and gives it, by itself where no question has come. Within
- * session_ask_begin and end. */
-void session_fingerprint_along(struct session *session, int floor);
-enum kv_err session_fingerprint_take(struct session *session,
-                                     struct image_fingerprint *fingerprint_out,
-                                     struct kv_diag *diag);
 /* Both, in one batch: as its tiers are, and at the floor. */
 enum { SESSION_PRINTS = 2 };
 enum kv_err session_fingerprints(struct session *session,
                                  struct image_fingerprint prints_out[SESSION_PRINTS],
                                  struct kv_diag *diag);
+/* The same as part of the next question that is asked, which reads all the memory anyway: `along`
+ * wants one or both, `take` ends that and gives it, by itself where no question has come. Within
+ * session_ask_begin and end. */
+void session_fingerprint_along(struct session *session, int floor);
+enum kv_err session_fingerprint_take(struct session *session,
+                                     struct image_fingerprint *fingerprint_out,
+                                     struct kv_diag *diag);
+void session_fingerprints_along(struct session *session);
+enum kv_err session_fingerprints_take(struct session *session,
+                                      struct image_fingerprint prints_out[SESSION_PRINTS],
+                                      struct kv_diag *diag);
 
 #endif

@@ -279,6 +279,8 @@ void session_ask_begin(struct session *session) {
 void session_ask_end(struct session *session) {
     assert(session->asked > 0);
     session->asked--;
+    if (!session->asked)
+        session->along = 0;
     if (!session->asked && session->late) {
         session->late = 0;
         engine_inner_review(session);
@@ -400,62 +402,85 @@ enum kv_err session_fingerprints(struct session *session,
     return take_prints(session, floors, SESSION_PRINTS, prints_out, diag);
 }
 
-/* --- a fingerprint that goes along with a question */
+/* --- fingerprints that go along with a question */
 
 struct along {
     struct print print;
+    uint32_t count, given;
     session_ask_row row;
     void *context;
-    int given;
 };
 
 static void give_along(void *context, uint32_t ask, uint64_t row, const float *logits) {
     struct along *along = context;
 
-    if (ask > 0) {
-        along->row(along->context, ask - 1, row, logits);
+    if (ask >= along->count) {
+        along->row(along->context, ask - along->count, row, logits);
         return;
     }
-    take_print(&along->print, 0, row, logits);
-    along->given = 1;
+    take_print(&along->print, ask, row, logits);
+    along->given++;
 }
 
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
                             session_ask_row row, void *context, struct kv_diag *diag) {
-    struct session_ask both[BATCH_MAX];
-    struct image_fingerprint print = {.n_kv = session->n_kv};
-    struct along along = {{session->engine, {&print, NULL}, KV_OK, diag}, row, context, 0};
+    struct session_ask all[BATCH_MAX];
+    struct image_fingerprint prints[SESSION_PRINTS] = {{.n_kv = session->n_kv},
+                                                       {.n_kv = session->n_kv}};
+    struct along along = {
+        {session->engine, {&prints[0], &prints[1]}, KV_OK, diag}, session->along, 0, row, context};
     enum kv_err err;
 
 #ifdef BREAK_ALONG
     return ask_all(session, asks, count, row, context, diag);
 #endif
-    if (!session->along || count == 0 || count >= BATCH_MAX)
+    if (!along.count || count == 0 || count > BATCH_MAX - along.count)
         return ask_all(session, asks, count, row, context, diag);
-    both[0] = print_ask(session, session->along_floor);
-    memcpy(both + 1, asks, count * sizeof *asks);
-    err = ask_all(session, both, count + 1, give_along, &along, diag);
-    if (along.given && along.print.err == KV_OK) {
+    for (uint32_t i = 0; i < along.count; i++)
+        all[i] = print_ask(session, session->along_floors[i]);
+    memcpy(all + along.count, asks, count * sizeof *asks);
+    err = ask_all(session, all, along.count + count, give_along, &along, diag);
+    if (along.given == along.count && along.print.err == KV_OK) {
         session->along = 0;
-        session->print = print;
+        memcpy(session->prints, prints, sizeof prints);
     }
     return err == KV_OK ? along.print.err : err;
 }
 
-void session_fingerprint_along(struct session *session, int floor) {
+static void want_along(struct session *session, uint32_t count, int floor) {
     assert(session->asked > 0);
-    session->along = 1;
-    session->along_floor = floor;
+    session->along = count;
+    session->along_floors[0] = floor;
+    session->along_floors[1] = 1;
+}
+
+void session_fingerprint_along(struct session *session, int floor) {
+    want_along(session, 1, floor);
+}
+
+void session_fingerprints_along(struct session *session) {
+    want_along(session, SESSION_PRINTS, 0);
+}
+
+static enum kv_err take_along(struct session *session, uint32_t count,
+                              struct image_fingerprint *prints_out, struct kv_diag *diag) {
+    int alone = session->along > 0;
+
+    session->along = 0;
+    if (alone)
+        return take_prints(session, session->along_floors, count, prints_out, diag);
+    memcpy(prints_out, session->prints, count * sizeof *prints_out);
+    return KV_OK;
 }
 
 enum kv_err session_fingerprint_take(struct session *session,
                                      struct image_fingerprint *fingerprint_out,
                                      struct kv_diag *diag) {
-    int alone = session->along;
+    return take_along(session, 1, fingerprint_out, diag);
+}
 
-    session->along = 0;
-    if (alone)
-        return session_fingerprint(session, session->along_floor, fingerprint_out, diag);
-    *fingerprint_out = session->print;
-    return KV_OK;
+enum kv_err session_fingerprints_take(struct session *session,
+                                      struct image_fingerprint prints_out[SESSION_PRINTS],
+                                      struct kv_diag *diag) {
+    return take_along(session, SESSION_PRINTS, prints_out, diag);
 }

@@ -117,11 +117,13 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
     struct image_fingerprint prints[SESSION_PRINTS];
     struct session_info info;
     uint64_t begun = now(snapshot);
-    enum kv_err err = session_fingerprints(session, prints, diag);
-    uint64_t asked = now(snapshot);
-    if (err == KV_OK && ticket->options.ask)
+    enum kv_err err = KV_OK;
+    session_fingerprints_along(session);
+    if (ticket->options.ask)
         err = ask(snapshot, session, &ticket->receipt, diag);
-    *asked_ns_out = now(snapshot) - asked;
+    *asked_ns_out = now(snapshot) - begun;
+    if (err == KV_OK)
+        err = session_fingerprints_take(session, prints, diag);
     if (err != KV_OK)
         return err;
     uint64_t proven = now(snapshot);

@@ -626,7 +626,7 @@ static void a_fingerprint_goes_along(void **state) {
     support_engine_feed(session, ids, 900);
     const struct session_ask asks[2] = {{.ids = ids, .count = 7}, {.ids = ids + 9, .count = 1}};
     for (int turn = 0; turn < 4; turn++) {
-        struct image_fingerprint alone, along, unasked;
+        struct image_fingerprint alone, along, unasked, both[SESSION_PRINTS];
         struct rows without = {.count = vocab_of(engine)}, with = without;
         const int floor = turn % 2;
         if (turn == 2)
@@ -640,7 +640,12 @@ static void a_fingerprint_goes_along(void **state) {
         assert_int_equal(session_fingerprint_take(session, &along, &diag), KV_OK);
         session_fingerprint_along(session, floor);
         assert_int_equal(session_fingerprint_take(session, &unasked, &diag), KV_OK);
+        session_fingerprints_along(session);
+        assert_int_equal(session_ask_all(session, asks, 2, take_row, &with, &diag), KV_OK);
+        assert_int_equal(session->along, 0);
+        assert_int_equal(session_fingerprints_take(session, both, &diag), KV_OK);
         session_ask_end(session);
+        assert_memory_equal(&both[floor], &alone, sizeof alone);
         assert_memory_equal(&with, &without, sizeof with);
         assert_memory_equal(&along, &alone, sizeof along);
         assert_memory_equal(&unasked, &alone, sizeof unasked);
