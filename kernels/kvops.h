@@ -24,7 +24,9 @@
 enum {
     KVOPS_CHUNK_ROWS_MAX = 256,
     KVOPS_TILE_QUERIES = 96, /* rows times group of one prefill item, about */
-    KVOPS_GROUP_MAX = 16     /* query heads per KV head */
+    KVOPS_GROUP_MAX = 16,    /* query heads per KV head */
+    KVOPS_PARTS = 8,         /* of a sequence's blocks, where a device shares few rows among many */
+    KVOPS_PART_VECTORS = 256 /* rows times group that are few */
 };
 
 /* The device pool: slot i at slots + i * layout_slot_bytes, META frame i at meta + i *
@@ -115,9 +117,12 @@ struct kvops_attend {
     float *out;
     const struct kvops_seq *seqs;
     uint32_t seq_count;
-    float *partials; /* decode and combine only: kvops_partial_bytes, 64-byte aligned */
+    float *partials;        /* decode and combine: kvops_partial_bytes, 64-byte aligned */
+    uint64_t partial_bytes; /* prefill on a device only: of partials, kvops_part_bytes or more */
 };
 uint64_t kvops_partial_bytes(const struct kvops_attend *args);
+/* For the parts of one sequence; with more, more sequences run at once. */
+uint64_t kvops_part_bytes(const struct kvops_attend *args);
 
 /* Items: seal, layer and head; prefill, (seq, kv head, tile of rows); decode, (seq, kv head, run of
  * 4 blocks or tail page); combine, (seq, q head), after every decode item has ended. Sequences of

@@ -447,6 +447,8 @@ static void test_prefills(uint32_t dim) {
 
     test_prefill(geometry, 4, {{0, 256}, {1, 63}, {64, 64}, {320, 5}, {700, 256}, {2000, 130}},
                  narrow, "mixed tiers");
+    test_prefill(geometry, 4, {{5000, 13}, {5000, 13}, {300, 16}, {2000, 9}, {3100, 2}}, narrow,
+                 "questions");
     test_prefill(odd, 3, {{1500, 100}, {900, 256}, {5500, 1}}, narrow, "odd slots");
     test_prefill(geometry, 1, {{800, 70}, {1200, 256}}, {LAYOUT_K8V8, LAYOUT_K6V2}, "with V8");
     test_prefill(geometry, 8, {{1500, 40}, {900, 33}}, {LAYOUT_TIER_BF16}, "BF16");

@@ -302,7 +302,9 @@ static inline gpu_step gpu_step_of(gpu_scene &scene, const std::vector<struct kv
     step.args = host;
     step.args.pool = scene.device;
     step.args.seqs = scene.upload(mirror.data(), mirror.size());
-    std::vector<uint8_t> partials(kvops_partial_bytes(&host), 0xFF);
+    uint64_t bytes = kvops_partial_bytes(&host);
+    step.args.partial_bytes = bytes > kvops_part_bytes(&host) ? bytes : kvops_part_bytes(&host);
+    std::vector<uint8_t> partials(step.args.partial_bytes, 0xFF);
     step.args.partials = (float *)scene.upload(partials.data(), partials.size());
     uint8_t *plan = gpu_host_bytes(cuda_kvops_plan_bytes(&host, &device), 0xFF);
     void *at;

@@ -267,7 +267,8 @@ static void attend(struct forward *forward, const struct forward_rows *rows, uin
                                 .out = forward->attended,
                                 .seqs = seqs,
                                 .seq_count = rows->singles,
-                                .partials = forward->partials};
+                                .partials = forward->partials,
+                                .partial_bytes = forward->partial_bytes};
 
     if (rows->singles)
         device_decode(forward->device, &args);

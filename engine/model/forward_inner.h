@@ -62,6 +62,7 @@ struct forward {
     float *logits;                /* [FORWARD_HEAD_ROWS][vocab] */
     struct ops_candidate *top;    /* [FORWARD_HEAD_ROWS][OPS_TOP_MAX] */
     float *partials;
+    uint64_t partial_bytes;
     uint16_t *chunk;          /* [layers][K, V][kv_heads][rows_max][head_dim] */
     struct ops_kv_dest *dest; /* [layers][rows_max], into chunk */
 

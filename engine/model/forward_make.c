@@ -123,6 +123,10 @@ uint64_t forward_inner_control_bytes(const struct forward *forward, uint32_t seq
            seqs * (forward->geometry.layers * sizeof(struct kvops_seq) + hidden);
 }
 
+static uint64_t larger(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
 static uint64_t partial_bytes(const struct forward *forward) {
     static const uint16_t chunk;
     struct kvops_seq seq = {.block_count = (uint32_t)blocks_max(forward),
@@ -133,7 +137,7 @@ static uint64_t partial_bytes(const struct forward *forward) {
                             .row_count = 1};
     struct kvops_attend args = largest_attend(forward, &seq);
 
-    return kvops_partial_bytes(&args);
+    return larger(forward->singles_max * kvops_partial_bytes(&args), kvops_part_bytes(&args));
 }
 
 static void cut_workspace(struct forward *forward, struct cutter *cutter) {
@@ -154,17 +158,14 @@ static void cut_workspace(struct forward *forward, struct cutter *cutter) {
     forward->logits = cut(cutter, (uint64_t)FORWARD_HEAD_ROWS * g->vocab, sizeof(float));
     forward->top =
         cut(cutter, (uint64_t)FORWARD_HEAD_ROWS * OPS_TOP_MAX, sizeof(struct ops_candidate));
-    forward->partials = cut(cutter, forward->singles_max, partial_bytes(forward));
+    forward->partial_bytes = partial_bytes(forward);
+    forward->partials = cut(cutter, forward->partial_bytes, 1);
     forward->chunk =
         cut(cutter, (uint64_t)g->layers * 2 * g->kv_heads * rows, g->head_dim * sizeof(uint16_t));
     forward->dest = cut(cutter, g->layers * rows, sizeof(struct ops_kv_dest));
     forward->step.control_bytes =
         forward_inner_control_bytes(forward, forward->seqs_max, forward->seqs_max);
     forward->step.control = cut(cutter, forward->step.control_bytes, 1);
-}
-
-static uint64_t larger(uint64_t a, uint64_t b) {
-    return a > b ? a : b;
 }
 
 static uint64_t scratch_bytes(const struct forward *forward) {

@@ -307,7 +307,8 @@ static inline void bench_make_scene(bench &bench, bench_scene &scene, const benc
     (void)cuda_kvops_plan_make(&host, &bench.kvops, what.grain, plan.data(), at, &scene.plan);
     bench_ok(bench, cudaMemcpy(at, plan.data(), bytes, cudaMemcpyHostToDevice));
     scene.args = host;
-    scene.args.partials = bench_take<float>(bench, kvops_partial_bytes(&host) / 4 + 16);
+    scene.args.partial_bytes = std::max(kvops_partial_bytes(&host), kvops_part_bytes(&host));
+    scene.args.partials = bench_take<float>(bench, scene.args.partial_bytes / 4 + 16);
 }
 
 static inline void bench_attend(bench &bench, bench_scene &scene, const struct kvops_attend &args,

@@ -13,6 +13,8 @@
 
 #include "kernels/cuda/device_prefill.cuh"
 
+enum { PLAIN_SHARES = 4 }; /* CTAs that join the parts of a tile */
+
 /* --- queries */
 
 /* The lane's values of query vector j of the tile, zeros beyond the last. */
@@ -20,12 +22,29 @@ template <int DIM>
 static __device__ __forceinline__ void load_query(const struct prefill &at, uint32_t j,
                                                   float (&y)[DIM / 32]) {
     uint32_t index = at.first + j;
-    uint64_t from = ((uint64_t)at.seq->first_row + index / at.group) * at.args.q_heads +
-                    at.head * at.group + index % at.group;
+    uint64_t row = ((uint64_t)at.seq->first_row + index / at.group) * at.args.q_heads +
+                   at.head * at.group + index % at.group;
+    const float *from = at.args.q + row * DIM + threadIdx.x % 32 * (DIM / 32);
 
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++)
-        y[i] = index < at.count ? at.args.q[from * DIM + threadIdx.x % 32 * (DIM / 32) + i] : 0.0f;
+        y[i] = j < TILE_QUERIES && index < at.count ? from[i] : 0.0f;
+}
+
+/* use(j, values) for the query vectors of a warp; the next one is on its way meanwhile. */
+template <int DIM, class F>
+static __device__ __forceinline__ void each_query(const struct prefill &at, F &&use) {
+    float y[DIM / 32], next[DIM / 32];
+
+    load_query<DIM>(at, threadIdx.x / 32, next);
+#pragma unroll 1
+    for (uint32_t j = threadIdx.x / 32; j < TILE_QUERIES; j += TILE_THREADS / 32) {
+#pragma unroll
+        for (int i = 0; i < DIM / 32; i++)
+            y[i] = next[i];
+        load_query<DIM>(at, j + TILE_THREADS / 32, next);
+        use(j, y);
+    }
 }
 
 /* For BF16 tokens: two BF16 a value. For K8I4 rotated, and half the sum of every query. */
@@ -33,11 +52,9 @@ template <int DIM, bool CODES>
 static __device__ __forceinline__ void prepare_split(const struct prefill &at) {
     using map = tile_here<DIM>;
     const float root = DIM == 64 ? 0.125f : 0x1.6a09e6p-4f;
-    float y[DIM / 32];
 
-    for (uint32_t j = threadIdx.x / 32; j < TILE_QUERIES; j += TILE_THREADS / 32) {
+    each_query<DIM>(at, [&](uint32_t j, float(&y)[DIM / 32]) {
         float sum = 0.0f;
-        load_query<DIM>(at, j, y);
         if (CODES)
             state_rotate<DIM>(y);
 #pragma unroll
@@ -55,7 +72,7 @@ static __device__ __forceinline__ void prepare_split(const struct prefill &at) {
             if (threadIdx.x % 32 == 0)
                 ((float *)(at.shared + map::STEPS))[j] = __fmul_rn(sum, 0.5f);
         }
-    }
+    });
 }
 
 /* --- one page */
@@ -193,16 +210,16 @@ static __device__ __forceinline__ void walk_plain(const struct prefill &at, uint
     __syncthreads();
 }
 
-/* A group's rows in shared memory, for the first group. */
-template <int DIM>
+/* A lane's rows for another to join, STRIDE floats apart. */
+template <int DIM, int STRIDE>
 static __device__ __forceinline__ void leave_rows(float *area, const rows_state<DIM> &state) {
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++)
-        area[i * 32] = state.value[i / 4][i % 4];
+        area[i * STRIDE] = state.value[i / 4][i % 4];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        area[(DIM / 2 + 2 * r) * 32] = state.max[r];
-        area[(DIM / 2 + 2 * r + 1) * 32] = state.sum[r];
+        area[(DIM / 2 + 2 * r) * STRIDE] = state.max[r];
+        area[(DIM / 2 + 2 * r + 1) * STRIDE] = state.sum[r];
     }
 }
 
@@ -247,44 +264,52 @@ static __device__ __forceinline__ void write_values(const struct prefill &at, ui
     }
 }
 
-/* Every CTA of a cluster joins what all parts have, in order, for a share of the values, and writes
- * it; `area` is the lane's own, which nobody else reads any more. */
+/* Joins what the parts of a tile left, in order. Grid: (sequence, a share of the values of a tile,
+ * KV head). */
 template <int DIM>
-static __device__ __forceinline__ void join_parts(const struct prefill &at, float *area,
-                                                  const rows_state<DIM> &state) {
-    constexpr uint32_t OWN = DIM / 2 / PREFILL_PARTS;
+static __global__ void __launch_bounds__(TILE_GROUP_THREADS)
+    join_kernel(const __grid_constant__ struct kvops_attend args) {
+    constexpr uint32_t OWN = DIM / 2 / PLAIN_SHARES, STRIDE = TILE_GROUP_THREADS;
+    struct prefill at = {args, &args.seqs[blockIdx.x], NULL, 0, blockIdx.z};
+    uint32_t tile = blockIdx.y / PLAIN_SHARES, first = blockIdx.y % PLAIN_SHARES * OWN;
+    float more[KVOPS_PARTS][OWN], own[KVOPS_PARTS][4];
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, values[OWN] = {};
-    uint32_t first = at.part * OWN;
-    bool works = threadIdx.x < TILE_GROUP_THREADS;
 
-    if (works)
-        leave_rows<DIM>(area, state);
-    cluster_sync();
-    for (uint32_t part = 0; works && part < PREFILL_PARTS; part++) {
-        float keep[2], take[2], more[OWN];
+    at.group = args.q_heads / args.pool.geometry.kv_heads;
+    at.count = at.seq->row_count * at.group;
+    at.first = tile * TILE_QUERIES;
+    if (at.count > PREFILL_FEW_TILES * TILE_QUERIES || at.first >= at.count)
+        return;
+#pragma unroll
+    for (uint32_t part = 0; part < KVOPS_PARTS; part++) {
+        const float *area = part_area<DIM>(args, gridDim.y / PLAIN_SHARES, tile, part);
 #pragma unroll
         for (uint32_t i = 0; i < OWN; i++)
-            more[i] = cluster_load(area + (first + i) * 32, part);
+            more[part][i] = __ldcg(area + (first + i) * STRIDE);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            own[part][i] = __ldcg(area + (DIM / 2 + i) * STRIDE);
+    }
+#pragma unroll
+    for (uint32_t part = 0; part < KVOPS_PARTS; part++) {
+        float keep[2], take[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float own = cluster_load(area + (DIM / 2 + 2 * r) * 32, part);
-            float top = fmaxf(max[r], own), base = top == -INFINITY ? 0.0f : top;
+            float top = fmaxf(max[r], own[part][2 * r]), base = top == -INFINITY ? 0.0f : top;
             keep[r] = state_exp2(__fsub_rn(max[r], base));
-            take[r] = state_exp2(__fsub_rn(own, base));
+            take[r] = state_exp2(__fsub_rn(own[part][2 * r], base));
             max[r] = top;
-            own = cluster_load(area + (DIM / 2 + 2 * r + 1) * 32, part);
-            sum[r] = __fmaf_rn(sum[r], keep[r], __fmul_rn(own, take[r]));
+            sum[r] = __fmaf_rn(sum[r], keep[r], __fmul_rn(own[part][2 * r + 1], take[r]));
         }
 #pragma unroll
         for (uint32_t i = 0; i < OWN; i++)
-            values[i] = __fmaf_rn(values[i], keep[i % 4 / 2], __fmul_rn(more[i], take[i % 4 / 2]));
+            values[i] =
+                __fmaf_rn(values[i], keep[i % 4 / 2], __fmul_rn(more[part][i], take[i % 4 / 2]));
     }
-    cluster_sync(); /* nobody's memory goes while it is read */
-    if (works)
-        write_values<DIM>(at, first, OWN, values, sum);
+    write_values<DIM>(at, first, OWN, values, sum);
 }
 
-/* Joins the groups' sums of every row, in order, then the parts', and writes it. */
+/* Joins the groups' sums of every row, in order, and writes it, or leaves it to be joined. */
 template <int DIM>
 static __device__ __forceinline__ void finish(const struct prefill &at, rows_state<DIM> &state) {
     constexpr uint32_t AREA = 4 * 32 * (DIM / 2 + 4); /* of a group */
@@ -298,39 +323,63 @@ static __device__ __forceinline__ void finish(const struct prefill &at, rows_sta
         state.sum[r] = __fadd_rn(state.sum[r], __shfl_xor_sync(~0u, state.sum[r], 2));
     }
     if (warp >= 4)
-        leave_rows<DIM>(area + (warp / 4 - 1) * AREA, state);
+        leave_rows<DIM, 32>(area + (warp / 4 - 1) * AREA, state);
     __syncthreads();
-    for (uint32_t group = 0; warp < 4 && group + 1 < TILE_GROUPS; group++)
+    if (warp >= 4)
+        return;
+    for (uint32_t group = 0; group + 1 < TILE_GROUPS; group++)
         join_rows<DIM>(area + group * AREA, state);
-    if (at.parts > 1)
-        join_parts<DIM>(at, area, state);
-    else if (warp < 4)
+    if (at.parts == 1)
         write_values<DIM>(at, 0, DIM / 2, &state.value[0][0], state.sum);
+    else /* few tiles have a place for each, many in the batch one for as many as are few */
+        leave_rows<DIM, TILE_GROUP_THREADS>(
+            part_area<DIM>(at.args, min(gridDim.y / KVOPS_PARTS, (uint32_t)PREFILL_FEW_TILES),
+                           at.first / TILE_QUERIES, at.part),
+            state);
 }
 
-/* One of the kernels over the tiles of so many rows of every sequence; `parts` CTAs each. */
+/* One of the kernels over so many CTAs per sequence and KV head. */
 template <int DIM>
 static cudaError_t plain_start(void (*kernel)(struct kvops_attend), const struct kvops_attend *args,
-                               uint32_t tiles, uint32_t parts, int major, cudaStream_t stream) {
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t config = {};
-    struct kvops_attend copy = *args;
+                               uint32_t ctas, int major, cudaStream_t stream) {
+    dim3 grid(args->seq_count, ctas, args->pool.geometry.kv_heads);
+    uint32_t threads = (major >= 9 ? 3 : 2) * TILE_GROUP_THREADS;
+    uint32_t bytes = major >= 9 ? tile_map<DIM, 3>::BYTES : tile_map<DIM, 2>::BYTES;
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {parts, 1, 1};
-    config.gridDim = dim3(tiles * parts, args->pool.geometry.kv_heads, args->seq_count);
-    config.blockDim = dim3((major >= 9 ? 3 : 2) * TILE_GROUP_THREADS);
-    config.dynamicSmemBytes = major >= 9 ? tile_map<DIM, 3>::BYTES : tile_map<DIM, 2>::BYTES;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = parts > 1;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)config.dynamicSmemBytes);
-    return error == cudaSuccess ? cudaLaunchKernelEx(&config, kernel, copy) : error;
+    if (error != cudaSuccess)
+        return error;
+    kernel<<<grid, threads, bytes, stream>>>(*args);
+    return cudaGetLastError();
 }
 
-/* Sequences of few tiles go in clusters, where there are any, and the others without, so that the
- * bits of a row do not depend on what else is launched. */
+/* Sequences of few tiles in parts, as many at a time as `partials` has room for; the bits of a row
+ * do not depend on what else is launched. */
+template <int DIM>
+static cudaError_t plain_parts(void (*kernel)(struct kvops_attend), const struct kvops_attend *args,
+                               uint32_t tiles, int major, cudaStream_t stream) {
+    uint32_t few = tiles < PREFILL_FEW_TILES ? tiles : (uint32_t)PREFILL_FEW_TILES;
+    uint64_t room = args->partial_bytes / (kvops_part_bytes(args) / PREFILL_FEW_TILES * few);
+    uint32_t ctas = few * KVOPS_PARTS > tiles ? few * KVOPS_PARTS : tiles;
+    struct kvops_attend some = *args;
+    cudaError_t error = room == 0 ? cudaErrorInvalidValue : cudaSuccess;
+
+    for (uint32_t done = 0; error == cudaSuccess && done < args->seq_count;
+         done += some.seq_count) {
+        uint32_t left = args->seq_count - done;
+        some.seqs = args->seqs + done;
+        some.seq_count = left < room ? left : (uint32_t)room;
+        error = plain_start<DIM>(kernel, &some, ctas, major, stream);
+        if (error != cudaSuccess)
+            break;
+        dim3 grid(some.seq_count, few * PLAIN_SHARES, args->pool.geometry.kv_heads);
+        join_kernel<DIM><<<grid, TILE_GROUP_THREADS, 0, stream>>>(some);
+        error = cudaGetLastError();
+    }
+    return error;
+}
+
 template <int DIM>
 static cudaError_t plain_launch(void (*kernel)(struct kvops_attend),
                                 const struct kvops_attend *args, uint32_t row_count_max,
@@ -347,12 +396,9 @@ static cudaError_t plain_launch(void (*kernel)(struct kvops_attend),
 #endif
     if (error != cudaSuccess || args->seq_count == 0)
         return error;
-    uint32_t few = tiles < PREFILL_FEW_TILES ? tiles : (uint32_t)PREFILL_FEW_TILES;
-    if (major >= 9 && (tiles == few || args->seq_count > 1))
-        error = plain_start<DIM>(kernel, args, few, PREFILL_PARTS, major, stream);
-    if (error == cudaSuccess && (major < 9 || tiles > few))
-        error = plain_start<DIM>(kernel, args, tiles, 1, major, stream);
-    return error;
+    if (major < 9 || (tiles > PREFILL_FEW_TILES && args->seq_count == 1))
+        return plain_start<DIM>(kernel, args, tiles, major, stream);
+    return plain_parts<DIM>(kernel, args, tiles, major, stream);
 }
 
 /* Sequences of FP8 or K8I4 (kv_control_prefill.cu). */

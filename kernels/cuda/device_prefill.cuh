@@ -29,53 +29,44 @@ struct prefill {
     uint32_t row;   /* layer * kv_heads + head */
     uint32_t first; /* query vector of the tile: row of the sequence * group + head of the group */
     uint32_t count; /* query vectors of the sequence */
-    uint32_t part, parts;            /* of the pages: CTAs of a cluster share a tile */
+    uint32_t part, parts;            /* of the pages: CTAs that share a tile */
     uint32_t block_first, block_end; /* sealed blocks of this part */
 };
 
 /* --- parts */
 
 /* A sequence of few tiles, such as a question, would have as many CTAs per KV head, each of which
- * walks all blocks alone. */
-enum { PREFILL_PARTS = 8, PREFILL_FEW_TILES = 4 };
+ * walks all blocks alone. So several share a tile, and what they have is joined by a kernel after
+ * this one. */
+enum {
+    PREFILL_PARTS = TILE_WGMMA ? KVOPS_PARTS : 1,
+    PREFILL_FEW_TILES = KVOPS_PART_VECTORS / TILE_QUERIES
+};
 
-static __device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-
-/* Float at `at` in the shared memory of the cluster's CTA `part`. */
-static __device__ __forceinline__ float cluster_load(const float *at, uint32_t part) {
-    uint32_t address;
-    float value;
-
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(address)
-                 : "r"(shared_address(at)), "r"(part));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-    return value;
-}
-
-/* The CTA's place in the work; 0: there is none for it. With wgmma a sequence of few tiles is for
- * the launch in clusters alone, and any other for the one without. */
+/* The CTA's place in the work; 0: there is none for it. Grid: (sequence, tile or part of one, KV
+ * head), so that sequences of equal blocks read them together. */
 static __device__ __forceinline__ int prefill_place(struct prefill &at) {
     uint32_t blocks = at.seq->block_count;
 
     at.group = at.args.q_heads / at.args.pool.geometry.kv_heads;
     at.row = at.args.layer * at.args.pool.geometry.kv_heads + at.head;
     at.count = at.seq->row_count * at.group;
-    at.parts = 1;
-#if TILE_WGMMA
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(at.parts));
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(at.part));
-    if ((at.parts > 1) != (at.count <= PREFILL_FEW_TILES * TILE_QUERIES))
-        return 0;
-#endif
-    at.first = blockIdx.x / at.parts * TILE_QUERIES;
+    at.parts = at.count <= PREFILL_FEW_TILES * TILE_QUERIES ? PREFILL_PARTS : 1;
+    at.part = blockIdx.y % at.parts;
+    at.first = blockIdx.y / at.parts * TILE_QUERIES;
     at.block_first = blocks * at.part / at.parts;
     at.block_end = blocks * (at.part + 1) / at.parts;
     return at.first < at.count;
+}
+
+/* Where a lane leaves what its part has of a tile; `tiles`: of every sequence. */
+template <int DIM>
+static __device__ __forceinline__ float *part_area(const struct kvops_attend &args, uint32_t tiles,
+                                                   uint32_t tile, uint32_t part) {
+    uint64_t index = ((uint64_t)blockIdx.x * args.pool.geometry.kv_heads + blockIdx.z) * tiles;
+
+    return args.partials +
+           ((index + tile) * KVOPS_PARTS + part) * (DIM / 2 + 4) * TILE_GROUP_THREADS + threadIdx.x;
 }
 
 /* Row maxima joined; x becomes weights, the sums grow; returns what older values are worth. */

@@ -148,14 +148,15 @@ static __device__ __forceinline__ void attend_planes(const struct prefill &at, u
 
 /* All sealed blocks. While page n is used, n + 1 becomes tiles and n + 2, n + 3 are on their way;
  * warp 0 alone waits for copies, the barrier of the CTA shows them to all. */
-template <int DIM>
-static __device__ __forceinline__ void walk_planes(const struct prefill &at,
-                                                   rows_state<DIM> &state) {
+template <int DIM, class F>
+static __device__ __forceinline__ void walk_planes(const struct prefill &at, rows_state<DIM> &state,
+                                                   F &&prepare) {
     using map = tile_here<DIM>;
     uint32_t pages = visible_pages(at), barriers = shared_address(at.shared + map::BARRIERS);
     bool asks = threadIdx.x < 32;
     asking ask = {};
 
+    prepare();
     if (asks) {
         asking_start<DIM>(at, 0, 1, map::STAGE_COUNT, ask);
         for (uint32_t n = 0; n < map::STAGE_COUNT - 1; n++)

@@ -38,15 +38,16 @@ static __device__ __forceinline__ void put_scales(uint32_t meta, uint32_t stream
     if (top > widest) /* the next power of two: scales are normal numbers */
         widest = __uint_as_float((__float_as_uint(top) & 0x7F800000) + 0x00800000);
     factor = __fdividef(factor, widest);
-    *(float2 *)(to + 2 * lane) = k;
-    *(float2 *)(to + 64 + 2 * lane) = make_float2(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor));
+    to += (lane / 4 % 2 * 2 + lane % 2) * 16 + lane / 8 * 4 + lane / 2 % 2 * 2;
+    *(float2 *)to = k;
+    *(float2 *)(to + 64) = make_float2(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor));
     if (lane == 0) {
-        to[128] = before == widest ? 1.0f : __fdividef(before, widest);
+        to[128] = before == widest ? 1.0f : __fdividef(before, widest); /* lane 0 has moved by 0 */
         to[129] = widest;
     }
 }
 
-/* Scales of tokens 16c .. 16c + 15. */
+/* Scales of the sixteen tokens whose columns the lane has, in order. */
 static __device__ __forceinline__ void take_scales(const float *from, float (&out)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; i += 4) {
@@ -56,7 +57,7 @@ static __device__ __forceinline__ void take_scales(const float *from, float (&ou
 }
 
 /* Weights of a page out of its logits, joined into the running softmax; x[4j + 2r + i] is row
- * g + 8r, token 8 (2c + i) + j. */
+ * g + 8r, column 8j + 2c + i of the page. */
 template <int DIM>
 static __device__ __forceinline__ void weigh(float (&x)[32], const float *scales,
                                              const float (&steps)[2], rows_state<DIM> &state,
@@ -71,7 +72,7 @@ static __device__ __forceinline__ void weigh(float (&x)[32], const float *scales
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             float &y = x[4 * (n / 2) + 2 * r + n % 2];
-            y = __fmul_rn(y, k[8 * (n % 2) + n / 2]);
+            y = __fmul_rn(y, k[n]);
             top = fmaxf(top, y);
         }
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void weigh(float (&x)[32], const float *scales
             float &y = x[4 * (n / 2) + 2 * r + n % 2];
             y = state_exp2(__fmaf_rn(y, steps[r], -base));
             sum = __fadd_rn(sum, y);
-            y = __fmul_rn(y, v[8 * (n % 2) + n / 2]);
+            y = __fmul_rn(y, v[n]);
         }
         state.max[r] = top;
         state.sum[r] = __fmaf_rn(state.sum[r], keep[r], sum);
@@ -105,7 +106,7 @@ static __device__ __forceinline__ void attend_stage(const struct prefill &at, ui
                                                     uint32_t streams, page_sums<DIM> &sums,
                                                     rows_state<DIM> &state) {
     using map = tile_here<DIM>;
-    uint32_t group = threadIdx.x / TILE_GROUP_THREADS;
+    uint32_t group = group_index();
     uint8_t *k = at.shared + map::BUFFERS + group * map::BUFFER_BYTES, *v = k + 128 * DIM;
     const float *scales = (const float *)(at.shared + map::SCALES + group * map::SCALE_BYTES);
     float x[32], keep[2];
@@ -133,8 +134,7 @@ template <int DIM>
 static __device__ __forceinline__ uint32_t take_k(const struct prefill &at, uint32_t n,
                                                   uint32_t pages, float &widest) {
     using map = tile_here<DIM>;
-    uint32_t group = threadIdx.x / TILE_GROUP_THREADS,
-             index = group * GROUP_STAGES + n % GROUP_STAGES;
+    uint32_t group = group_index(), index = group * GROUP_STAGES + n % GROUP_STAGES;
 
     if (n >= pages)
         return 0;
@@ -149,13 +149,13 @@ static __device__ __forceinline__ uint32_t take_k(const struct prefill &at, uint
 }
 
 /* All sealed blocks. Warpgroup h takes visible pages h, h + 3 .., in tiles of its own; its first
- * warp asks for them two ahead. The sums of one page run while K of the next is converted,
- * its logits while V is. */
-template <int DIM>
-static __device__ __forceinline__ void walk_planes(const struct prefill &at,
-                                                   rows_state<DIM> &state) {
+ * warp asks for them two ahead, for the first before `prepare` makes the queries. The sums of one
+ * page run while K of the next is converted, its logits while V is. */
+template <int DIM, class F>
+static __device__ __forceinline__ void walk_planes(const struct prefill &at, rows_state<DIM> &state,
+                                                   F &&prepare) {
     using map = tile_here<DIM>;
-    uint32_t group = threadIdx.x / TILE_GROUP_THREADS, pages = visible_pages(at);
+    uint32_t group = group_index(), pages = visible_pages(at);
     const float *step = (const float *)(at.shared + map::STEPS) + threadIdx.x % 128 / 32 * 16;
     page_sums<DIM> sums = {};
     bool asks = threadIdx.x % TILE_GROUP_THREADS < 32;
@@ -167,6 +167,7 @@ static __device__ __forceinline__ void walk_planes(const struct prefill &at,
         for (uint32_t n = 0; n < GROUP_STAGES; n++)
             ask_page<DIM>(at, ask);
     }
+    prepare();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* the queries */
     __syncthreads();
     for (int r = 0; r < 2; r++) /* codes are held doubled */

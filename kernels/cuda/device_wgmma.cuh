@@ -6,8 +6,9 @@
  *
  * Tiles have rows of 128 bytes, sixteen-byte chunks of a row swapped by row % 8, as the 128-byte
  * swizzle of a descriptor has it; 64 dims to a part. Queries and K are [part][row][64 dims], V is
- * [dim][64 tokens]. Row and column r of a page hold token 8 (r % 8) + r / 8: with that order no
- * store of a converted word meets another in a bank. Codes as in device_tile.cuh: 2c + half step.
+ * [dim][64 tokens]. Of sixteen tokens 8h + 4k + i of a page, row and column 8k + 4h + i hold one:
+ * with that order eight values of V lie together in one thread, and no store of eight meets another
+ * in a bank. Codes as in device_tile.cuh: 2c + half step.
  *
  * Threads: device code, one warpgroup of 128 threads.
  * Units: bytes of shared memory, tokens.
@@ -33,9 +34,15 @@ static __device__ __forceinline__ uint32_t part_off(uint32_t row, uint32_t d) {
 
 /* --- products */
 
-/* Groups of eight rows lie 1,024 bytes apart; 128-byte swizzle. */
+/* Groups of eight rows lie 1,024 bytes apart; 128-byte swizzle. A tile `off` bytes further on has a
+ * descriptor larger by off / 16. */
 static __device__ __forceinline__ uint64_t tile_descriptor(uint32_t at) {
-    return (uint64_t)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    return (uint64_t)(at >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+/* Warpgroup of the CTA, known to the compiler as the same in all lanes. */
+static __device__ __forceinline__ uint32_t group_index() {
+    return __shfl_sync(~0u, threadIdx.x / TILE_GROUP_THREADS, 0);
 }
 
 static __device__ __forceinline__ void wgmma_begin() {
@@ -141,11 +148,12 @@ static __device__ __forceinline__ void wgmma_values(float (&d)[64], const uint32
 template <int DIM>
 static __device__ __forceinline__ void begin_logits(uint32_t q, uint32_t k, float (&x)[32]) {
     wgmma_begin();
-    wgmma_first_logits(x, tile_descriptor(q), tile_descriptor(k));
+    uint64_t a = tile_descriptor(q), b = tile_descriptor(k);
+    wgmma_first_logits(x, a, b);
 #pragma unroll
     for (uint32_t ks = 1; ks < DIM / 16; ks++) {
-        uint32_t off = ks / 4 * 8192 + ks % 4 * 32;
-        wgmma_logits(x, tile_descriptor(q + off), tile_descriptor(k + off));
+        uint32_t off = (ks / 4 * 8192 + ks % 4 * 32) / 16;
+        wgmma_logits(x, a + off, b + off);
     }
     wgmma_commit();
 }
@@ -158,38 +166,56 @@ static __device__ __forceinline__ void begin_values(const uint32_t (&weights)[4]
     wgmma_begin();
 #pragma unroll
     for (uint32_t ks = 0; ks < 4; ks++)
-        wgmma_values(values, weights[ks], tile_descriptor(v + ks * 32));
+        wgmma_values(values, weights[ks], tile_descriptor(v) + ks * 2);
     wgmma_commit();
 }
 
 /* --- planes to tiles */
 
-/* Warp mt of the group: tokens 8g + 2mt and the next, all dims. */
-template <int DIM>
-static __device__ __forceinline__ void part_put_k(uint8_t *k, uint32_t stage, uint32_t streams) {
+/* Bytes `which` of u as fp16 2u - 256 + half step; `bias` is -2304 + half step where that is an
+ * fp16 number, else -2304, and the half step is one. */
+template <bool ONE>
+static __device__ __forceinline__ uint32_t widen_bytes(uint32_t u, uint32_t which, __half2 bias) {
+    uint32_t bits = __byte_perm(u, 0x64646464, which); /* 1024 + u */
+    __half2 x = __hfma2(*(__half2 *)&bits, __float2half2_rn(2.0f), bias);
+
+    if (ONE)
+        x = __hadd2(x, __float2half2_rn(1.0f));
+    return *(uint32_t *)&x;
+}
+
+/* Warp mt of the group: tokens 8g + 2mt and the next, all dims. LOW: eight bits, else six. */
+template <int DIM, bool LOW>
+static __device__ __forceinline__ void part_put_k_of(uint8_t *k, uint32_t stage) {
     using map = stage_map<DIM>;
-    bool have = streams >> LAYOUT_KL & 1;
-    __half2 half = __float2half2_rn(have ? 1.0f : 4.0f);
+    const __half2 bias = __float2half2_rn(LOW ? -2304.0f : -2300.0f);
     uint32_t mt = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    uint32_t middle[4], low[4];
+    uint32_t row = g / 2 * 16 + mt / 2 * 8 + g % 2 * 4 + mt % 2 * 2, middle[4], low[4];
     uint4 high;
 
     load_k_plane<DIM>(middle, stage + map::KM + (mt * 32 + lane) * (DIM / 8), true);
-    load_k_plane<DIM>(low, stage + map::KL + (mt * 32 + lane) * (DIM / 8), have);
+    load_k_plane<DIM>(low, stage + map::KL + (mt * 32 + lane) * (DIM / 8), LOW);
 #pragma unroll
-    for (uint32_t ks = 0; ks < DIM / 32; ks++) { /* two words of KH each */
+    for (uint32_t ks = 0; ks < DIM / 32; ks++) { /* two words of KH each, biased */
         if (ks % 2 == 0)
             high = load_16(stage + map::KH + ((mt * (DIM / 64) + ks / 2) * 32 + lane) * 16);
         uint32_t a[4];
-        join_k(a, ks % 2 ? high.z : high.x, ks % 2 ? high.w : high.y, middle[ks], low[ks]);
+        join_k(a, (ks % 2 ? high.z : high.x) ^ 0x88888888, (ks % 2 ? high.w : high.y) ^ 0x88888888,
+               middle[ks], low[ks]);
 #pragma unroll
-        for (uint32_t n = 0; n < 2; n++) {
-            uint32_t u = a[n] ^ 0x80808080, w = a[2 + n] ^ 0x80808080;
-            *(uint4 *)(k + part_off(g + 8 * (2 * mt + n), 32 * ks + 4 * c)) =
-                make_uint4(widen_pair(u, 0x4140, half), widen_pair(u, 0x4342, half),
-                           widen_pair(w, 0x4140, half), widen_pair(w, 0x4342, half));
-        }
+        for (uint32_t n = 0; n < 2; n++)
+            *(uint4 *)(k + part_off(row + n, 32 * ks + 4 * c)) = make_uint4(
+                widen_bytes<LOW>(a[n], 0x4140, bias), widen_bytes<LOW>(a[n], 0x4342, bias),
+                widen_bytes<LOW>(a[2 + n], 0x4140, bias), widen_bytes<LOW>(a[2 + n], 0x4342, bias));
     }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void part_put_k(uint8_t *k, uint32_t stage, uint32_t streams) {
+    if (streams >> LAYOUT_KL & 1)
+        part_put_k_of<DIM, true>(k, stage);
+    else
+        part_put_k_of<DIM, false>(k, stage);
 }
 
 /* Words dt and dt + 1 of a plane of V, or word dt alone when there is one tile to a warp. */
@@ -204,16 +230,18 @@ template <int DIM> static __device__ __forceinline__ uint2 load_v_words(uint32_t
 }
 
 /* Warp w of the group: DIM / 64 tiles of 16 dims, all tokens. */
-template <int DIM>
-static __device__ __forceinline__ void part_put_v(uint8_t *v, uint32_t stage, uint32_t streams) {
+template <int DIM, bool EIGHT>
+static __device__ __forceinline__ void part_put_v_of(uint8_t *v, uint32_t stage, uint32_t streams) {
     using map = stage_map<DIM>;
     constexpr uint32_t TILES = DIM / 64;
     uint32_t first = threadIdx.x / 32 % 4 * TILES;
     uint32_t lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     uint32_t at = ((first / 4 * 32 + lane) * 4 + first % 4) * 4;
-    bool eight = streams >> LAYOUT_VX & 1, three = streams >> LAYOUT_VR1 & 1;
-    bool four = streams >> LAYOUT_VR2 & 1;
-    __half2 half = __float2half2_rn(eight ? 1.0f : four ? 16.0f : three ? 32.0f : 64.0f);
+    bool three = streams >> LAYOUT_VR1 & 1, four = streams >> LAYOUT_VR2 & 1;
+    const __half2 bias = __float2half2_rn(EIGHT   ? -2304.0f
+                                          : four  ? -2288.0f
+                                          : three ? -2272.0f
+                                                  : -2240.0f);
     uint2 one = load_v_words<DIM>(stage + map::VR1 + at, three);
     uint2 two = load_v_words<DIM>(stage + map::VR2 + at, four);
 
@@ -222,20 +250,28 @@ static __device__ __forceinline__ void part_put_v(uint8_t *v, uint32_t stage, ui
         uint32_t dt = first + i, a[2][4], r1 = i ? one.y : one.x, r2 = i ? two.y : two.x;
         uint2 base = load_8(stage + map::VB + (dt / 2 * 32 + lane) * 16 + dt % 2 * 8);
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (eight)
+        if (EIGHT)
             x = load_16(stage + map::VX + (dt * 32 + lane) * 16);
-        join_v<true>(a[0], base.x, select_bits(r1, r2, 0xAAAAAAAA), x.x, x.y, eight);
-        join_v<true>(a[1], base.y, select_bits(r1 << 1, r2 >> 1, 0xAAAAAAAA), x.z, x.w, eight);
+        join_v<true>(a[0], base.x, select_bits(r1, r2, 0xAAAAAAAA), x.x, x.y, EIGHT);
+        join_v<true>(a[1], base.y, select_bits(r1 << 1, r2 >> 1, 0xAAAAAAAA), x.z, x.w, EIGHT);
 #pragma unroll
-        for (uint32_t n = 0; n < 16; n++) {     /* tokens t and t + 8 of one dim */
-            uint32_t hi = n / 8, chunk = n % 8; /* chunk = t % 8 = 4 kv + 2 mh + low */
-            uint32_t word = a[chunk / 4][chunk / 2 % 2 * 2 + hi];
-            if (hi == 0 && !eight)
-                word <<= 4;
-            *(uint32_t *)(v + swizzled(16 * dt + 8 * hi + g, 16 * chunk + 4 * c)) =
-                widen_pair(word, chunk % 2 ? 0x4341 : 0x4240, half);
+        for (uint32_t n = 0; n < 4; n++) { /* eight tokens of one dim */
+            uint32_t hi = n % 2, kv = n / 2, near = a[kv][hi], far = a[kv][2 + hi];
+            if (hi == 0 && !EIGHT)
+                near <<= 4, far <<= 4;
+            *(uint4 *)(v + swizzled(16 * dt + 8 * hi + g, 32 * c + 16 * kv)) = make_uint4(
+                widen_bytes<EIGHT>(near, 0x4140, bias), widen_bytes<EIGHT>(far, 0x4140, bias),
+                widen_bytes<EIGHT>(near, 0x4342, bias), widen_bytes<EIGHT>(far, 0x4342, bias));
         }
     }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void part_put_v(uint8_t *v, uint32_t stage, uint32_t streams) {
+    if (streams >> LAYOUT_VX & 1)
+        part_put_v_of<DIM, true>(v, stage, streams);
+    else
+        part_put_v_of<DIM, false>(v, stage, streams);
 }
 
 #endif

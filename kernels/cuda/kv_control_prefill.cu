@@ -92,12 +92,12 @@ static __device__ __forceinline__ void walk_blocks(const struct prefill &at,
     __syncthreads();
 }
 
-/* Grid: (tile of query vectors, or part of one, KV head, sequence). */
+/* Grid: (sequence, tile of query vectors or part of one, KV head). */
 template <int DIM, bool CODES>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
     control_prefill_kernel(const __grid_constant__ struct kvops_attend args) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    struct prefill at = {args, &args.seqs[blockIdx.z], shared, 0, blockIdx.y};
+    struct prefill at = {args, &args.seqs[blockIdx.x], shared, 0, blockIdx.z};
     rows_state<DIM> state = {};
 
     if (!prefill_place(at))

@@ -10,9 +10,9 @@
  * every group of four warps has all of them and pages of its own, each joined to a running
  * softmax; the groups join at the end in order. Groups: three with wgmma (sm_90a), two with mma
  * (sm_80), where the two share the sealed pages. With wgmma a sequence of up to four tiles, as of a
- * question, has eight CTAs a tile, each with an eighth of its blocks, joined in order through the
- * cluster. So the bits of a row depend on its sequence, its place in the chunk, and on whether the
- * chunk has more than four tiles.
+ * question, has eight CTAs a tile, each with an eighth of its blocks; a second kernel joins what
+ * they leave, in order. So the bits of a row depend on its sequence, its place in the chunk, and on
+ * whether the chunk has more than four tiles.
  *
  * Against the twin: q and p are rounded to fp16 (2^-12) over planes, split in two BF16 (2^-17) over
  * BF16 tokens: a logit differs by at most 2^-11 |q| |k| / sqrt(dim), an output by 2^-10 * max|V| on
@@ -41,11 +41,9 @@ static __device__ __forceinline__ void prepare_rotated(const struct prefill &at)
     constexpr int OWN = DIM / 32;
     const float root = DIM == 64 ? 0.125f : 0x1.6a09e6p-4f;
     uint32_t lane = threadIdx.x % 32;
-    float y[OWN];
 
-    for (uint32_t j = threadIdx.x / 32; j < TILE_QUERIES; j += TILE_THREADS / 32) {
+    each_query<DIM>(at, [&](uint32_t j, float(&y)[OWN]) {
         float top = 0.0f;
-        load_query<DIM>(at, j, y);
         state_rotate<DIM>(y);
 #pragma unroll
         for (int i = 0; i < OWN; i++)
@@ -60,7 +58,7 @@ static __device__ __forceinline__ void prepare_rotated(const struct prefill &at)
                 __float2half_rn(__fmul_rn(y[i], to_one));
         if (lane == 0)
             ((float *)(at.shared + map::STEPS))[j] = __fmul_rn(top, root * STATE_LOG2E);
-    }
+    });
 }
 
 /* Hadamard of the values of all rows, through the shared memory of the buffers. */
@@ -91,12 +89,12 @@ static __device__ __forceinline__ void rotate_values(const struct prefill &at,
     __syncthreads();
 }
 
-/* Grid: (tile of query vectors, or part of one, KV head, sequence). */
+/* Grid: (sequence, tile of query vectors or part of one, KV head). */
 template <int DIM>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
     prefill_kernel(const __grid_constant__ struct kvops_attend args) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    struct prefill at = {args, &args.seqs[blockIdx.z], shared, 0, blockIdx.y};
+    struct prefill at = {args, &args.seqs[blockIdx.x], shared, 0, blockIdx.z};
     rows_state<DIM> state = {};
 
     if (!prefill_place(at))
@@ -104,8 +102,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 1)
     bool planes = at.seq->block_count > 0 && at.seq->blocks[0].tier != LAYOUT_TIER_BF16;
     state.max[0] = state.max[1] = -INFINITY;
     if (planes) {
-        prepare_rotated<DIM>(at);
-        walk_planes<DIM>(at, state);
+        walk_planes<DIM>(at, state, [&] { prepare_rotated<DIM>(at); });
         rotate_values<DIM>(at, state);
     }
     prepare_split<DIM, false>(at);

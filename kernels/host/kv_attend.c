@@ -449,6 +449,13 @@ uint64_t kvops_partial_bytes(const struct kvops_attend *args) {
     return (uint64_t)kvops_decode_items(args) * partial_floats(args) * sizeof(float);
 }
 
+uint64_t kvops_part_bytes(const struct kvops_attend *args) {
+    const struct layout_geometry *g = &args->pool.geometry;
+
+    return (uint64_t)g->kv_heads * KVOPS_PARTS * KVOPS_PART_VECTORS * (g->head_dim + 8) *
+           sizeof(float);
+}
+
 static void decode_unit(struct walk *walk, uint32_t unit, struct leaf_state out) {
     uint32_t runs = runs_of(walk->seq);
 
