@@ -164,7 +164,7 @@ static void check_group(const uint16_t *x, uint16_t scale_bits, uint16_t low_bit
         double value = (double)support_kv_f32(x[d]), exact = least + scale * codes[d];
         assert_true(codes[d] >= 0 && codes[d] <= 15);
         assert_true(fabs(exact - value) <= scale * (0.5 + 1e-5));
-        assert_true(fabs((double)values[d] - exact) <= ldexp(fabs(exact), -8));
+        assert_true(fabs((double)values[d] - exact) <= ldexp(fabs(exact), -23));
     }
 }
 

@@ -48,7 +48,7 @@ struct lane {
 struct graph {
     struct graph_key {
         uint64_t shape;
-        uint32_t ctas, form, control_runs[2];
+        uint32_t ctas, form;
     } key;
     uint32_t seen;
     cudaGraphExec_t exec;
@@ -496,8 +496,7 @@ static void cuda_plan(struct device *device, uint32_t index, const struct kvops_
 
 static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
     const struct cuda_kvops_plan *made = &cuda->plans[0].made;
-    const uint32_t *runs = made->control_runs;
-    const struct graph_key key = {shape, made->ctas, made->form, {runs[0], runs[1]}};
+    const struct graph_key key = {shape, made->ctas, made->form};
 
     for (uint32_t i = 0; i < cuda->graph_count; i++)
         if (memcmp(&cuda->graphs[i].key, &key, sizeof key) == 0)

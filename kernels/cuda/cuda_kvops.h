@@ -29,7 +29,6 @@ extern "C" {
  * raises the shared memory limits, so it must succeed once per device before the launchers. */
 struct cuda_kvops_device {
     uint32_t ctas[2];
-    uint32_t wide_ctas[2];  /* of the form that reads VX */
     uint32_t short_ctas[2]; /* of the form for few tokens */
 };
 cudaError_t cuda_kvops_open(struct cuda_kvops_device *device_out);
@@ -38,9 +37,16 @@ enum cuda_kvops_kind {
     CUDA_KVOPS_END = 0,
     CUDA_KVOPS_NODE, /* four runs, a warp each */
     CUDA_KVOPS_RUN,  /* one run, a warp per block */
-    CUDA_KVOPS_NODE_BF16,
-    CUDA_KVOPS_RUN_BF16,
-    CUDA_KVOPS_TAIL /* four of: sinks, window pages, chunk pages; a warp each */
+    CUDA_KVOPS_TAIL  /* four of: sinks, window pages, chunk pages; a warp each; BF16 */
+};
+
+/* How the tokens of a unit are kept: one way for all blocks of a sequence. */
+enum cuda_kvops_code {
+    CUDA_KVOPS_PLANES = 0,
+    CUDA_KVOPS_BF16,
+    CUDA_KVOPS_FP8,
+    CUDA_KVOPS_K8I4,
+    CUDA_KVOPS_CODES
 };
 
 /* Work of one CTA; its partial goes to `item`, numbered as kvops_decode_items does. */
@@ -51,26 +57,24 @@ struct cuda_kvops_unit {
     uint8_t head;   /* KV head */
     uint8_t part;   /* query heads 4 * part .. of it, or 8 * part .. (form) */
     uint8_t kind;
-    uint8_t unused;
+    uint8_t code;
 };
 
 /* Which kernel a plan is for. */
 enum cuda_kvops_form {
-    CUDA_KVOPS_WIDE = 1,  /* reads K8V8 */
-    CUDA_KVOPS_EIGHT = 2, /* a CTA serves eight query heads of a KV head at once, else four */
-    CUDA_KVOPS_BRIEF = 4  /* every CTA has one unit, a warp per page */
+    CUDA_KVOPS_EIGHT = 1, /* a CTA serves eight query heads of a KV head at once, else four */
+    CUDA_KVOPS_BRIEF = 2  /* every CTA has one unit, a warp per page */
 };
 
 /* Which CTA does what; the same for all layers of a step. The memory that it points to may change
- * between replays of a captured step; ctas, form and control_runs are part of the launch. Units
- * [round][cta]; a CTA stops at END; units over planes come before all others. */
+ * between replays of a captured step; ctas and form are part of the launch. Units [round][cta]; a
+ * CTA stops at END; units over planes come before all others. */
 struct cuda_kvops_plan {
     const struct cuda_kvops_unit *units;
     const uint32_t *seqs;  /* [seq][2]: its first item, its first byte in splits */
     const uint8_t *splits; /* [seq][kv head][node]: 1 when the node's runs are units of their own */
     uint32_t ctas;
-    uint32_t form;            /* bits of enum cuda_kvops_form */
-    uint32_t control_runs[2]; /* of the longest sequence of FP8, of K8I4: kernels of their own */
+    uint32_t form; /* bits of enum cuda_kvops_form */
 };
 /* 1 when a plan of grain 0 for `args` is the one that was made for what `known` describes: zeroes
  * at first, and `args` from now on. The same device and pool throughout. */

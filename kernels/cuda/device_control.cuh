@@ -1,10 +1,11 @@
-/* kernels/cuda/device_control.cuh - pages of the control codes, and their values as BF16.
+/* kernels/cuda/device_control.cuh - pages of the control codes as BF16, for prefill and seal.
  *
  * Responsible for: where a page of FP8 or K8I4 lies, sixteen stored bytes to BF16 in registers.
- * Not responsible for: writing them (kv_control_seal.cu), order of pages, products.
+ * Not responsible for: writing them (kv_control_seal.cu), order of pages, products, decode
+ * (device_control_walk.cuh).
  *
- * FP8 and V of K8I4 become exactly the BF16 numbers of the host twin; K of K8I4 becomes whole
- * numbers, which BF16 holds, and is scaled behind the products.
+ * FP8 becomes exactly the numbers of the host twin, V of K8I4 the nearest BF16 to them; K of K8I4
+ * becomes whole numbers, which BF16 holds, and is scaled behind the products.
  *
  * Threads: device code, any thread.
  * Units: bytes, tokens, dims.

@@ -18,7 +18,8 @@
 
 #include "kernels/cuda/device_state.cuh"
 
-/* Where a stage holds the streams; VX last, so that the narrow form ends before it. */
+/* Where a stage holds the streams; VX last: decode leaves it out of its stages (NARROW), or every
+ * batch with one block of K8V8 would have fewer pages on their way. */
 template <int DIM> struct stage_map {
     static constexpr uint32_t KH = 0, KM = 32 * DIM, KL = 48 * DIM, VB = 64 * DIM, VR1 = 80 * DIM,
                               VR2 = 88 * DIM, META = 96 * DIM, VX = 96 * DIM + 256;
@@ -171,25 +172,47 @@ static __device__ __forceinline__ void copy_streams(uint32_t streams, const uint
     }
 }
 
+/* The lane's tile of page `page`. */
+static __device__ __forceinline__ const uint8_t *page_tile(const lane_stream &stream,
+                                                           const lane_block &block, uint32_t page) {
+    uint32_t lane = threadIdx.x % 32, tile = block.rest + page;
+
+    if (lane >= 8 || !(block.streams >> lane & 1) || tile < stream.tiles_per_slot)
+        return block.first + page * stream.tile_bytes;
+    return stream.base + (uint64_t)block.entries[tile / stream.tiles_per_slot] * stream.stride +
+           (uint64_t)(tile % stream.tiles_per_slot) * stream.tile_bytes;
+}
+
+/* VX of page `page`, which the block has. */
+static __device__ __forceinline__ const uint4 *page_extra(const lane_stream &stream,
+                                                          const lane_block &block, uint32_t page) {
+    uint64_t at = (uint64_t)page_tile(stream, block, page);
+
+    return (const uint4 *)__shfl_sync(~0u, at, LAYOUT_VX);
+}
+
 /* Requests page `page` of the block into a stage. Every lane of the warp has read what the stage
- * held before. */
+ * held before. WIDE: VX too, which else is only brought near. */
 template <int DIM, bool WIDE>
 static __device__ __forceinline__ void page_request(const lane_stream &stream,
                                                     const lane_block &block, uint32_t page,
                                                     uint32_t stage, uint32_t barrier) {
-    uint32_t lane = threadIdx.x % 32, mine = lane < 8 && (block.streams >> lane & 1);
-    const uint8_t *from = block.first + page * stream.tile_bytes;
+    uint32_t lane = threadIdx.x % 32, bytes = block.page_bytes;
+    const uint8_t *from = page_tile(stream, block, page);
+    bool mine = lane < 8 && (block.streams >> lane & 1);
 
     __syncwarp();
-    if (mine && block.rest + page >= stream.tiles_per_slot) {
-        uint32_t tile = block.rest + page;
-        from = stream.base + (uint64_t)block.entries[tile / stream.tiles_per_slot] * stream.stride +
-               (uint64_t)(tile % stream.tiles_per_slot) * stream.tile_bytes;
+    if (!WIDE && (block.streams >> LAYOUT_VX & 1)) {
+        const uint8_t *extra = (const uint8_t *)page_extra(stream, block, page);
+        if (lane < DIM / 4)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(extra + 128 * lane));
+        mine = mine && lane != LAYOUT_VX;
+        bytes -= 32 * DIM;
     }
 #if PAGE_BULK_COPY
     if (lane == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                     "r"(block.page_bytes)
+                     "r"(bytes)
                      : "memory");
     __syncwarp();
     if (mine)
@@ -201,6 +224,8 @@ static __device__ __forceinline__ void page_request(const lane_stream &stream,
                      : "memory");
 #else
     (void)barrier;
+    (void)mine;
+    (void)bytes;
     copy_streams<DIM, WIDE>(block.streams, from, stage);
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -507,13 +532,14 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
 }
 
 /* Integer products of V and the weights of GROUPS times four heads, given out as put(group, dt,
- * low, high): dim 16dt + g and dim 16dt + 8 + g of head c of the group. */
+ * low, high): dim 16dt + g and dim 16dt + 8 + g of head c of the group. WIDE: of a page with VX,
+ * which is at `extra`. */
 template <int DIM, bool WIDE, int GROUPS, class F>
-static __device__ __forceinline__ void page_values(uint32_t stage, uint32_t streams,
+static __device__ __forceinline__ void page_values(uint32_t stage, const uint4 *extra,
+                                                   uint32_t streams,
                                                    const page_weights (&weights)[GROUPS], F &&put) {
     using map = stage_map<DIM>;
     uint32_t lane = threadIdx.x % 32;
-    bool eight = WIDE && (streams >> LAYOUT_VX & 1);
 
 #pragma unroll
     for (int four = 0; four < DIM / 64; four++) {
@@ -528,15 +554,15 @@ static __device__ __forceinline__ void page_values(uint32_t stage, uint32_t stre
             uint32_t a[4], p1 = word_of(r1, i), p2 = word_of(r2, i);
             if (i % 2 == 0)
                 base = load_16(stage + map::VB + (dt / 2 * 32 + lane) * 16);
-            if (eight)
-                x = load_16(stage + map::VX + (dt * 32 + lane) * 16);
+            if (WIDE)
+                x = __ldcs(extra + dt * 32 + lane);
             join_v<WIDE>(a, word_of(base, 2 * (i % 2)), select_bits(p1, p2, 0xAAAAAAAA), x.x, x.y,
-                         eight);
+                         WIDE);
 #pragma unroll
             for (int n = 0; n < GROUPS; n++)
                 mma_u8(c[n], a, weights[n].b[0], weights[n].b[1]);
             join_v<WIDE>(a, word_of(base, 2 * (i % 2) + 1),
-                         select_bits(p1 << 1, p2 >> 1, 0xAAAAAAAA), x.z, x.w, eight);
+                         select_bits(p1 << 1, p2 >> 1, 0xAAAAAAAA), x.z, x.w, WIDE);
 #pragma unroll
             for (int n = 0; n < GROUPS; n++) {
                 mma_u8(c[n], a, weights[n].b[2], weights[n].b[3]);
@@ -547,11 +573,11 @@ static __device__ __forceinline__ void page_values(uint32_t stage, uint32_t stre
 }
 
 /* leaf = leaf and the page in `stage`. acc[2dt] is dim 16dt + g, acc[2dt + 1] dim 16dt + 8 + g of
- * head c. */
-template <int DIM, bool WIDE, int GROUPS>
-static __device__ __forceinline__ void page_attend(uint32_t stage, uint32_t streams,
-                                                   const page_queries<DIM> (&q)[GROUPS],
-                                                   leaf_state<DIM / 8> (&leaf)[GROUPS]) {
+ * head c. `extra` is read where the page has VX. */
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void
+page_attend(uint32_t stage, const uint4 *extra, uint32_t streams,
+            const page_queries<DIM> (&q)[GROUPS], leaf_state<DIM / 8> (&leaf)[GROUPS]) {
     page_weights weights[GROUPS];
     page_worth worth[GROUPS];
     float x[GROUPS][8];
@@ -567,11 +593,15 @@ static __device__ __forceinline__ void page_attend(uint32_t stage, uint32_t stre
                 leaf[n].acc[i] = __fmul_rn(leaf[n].acc[i], worth[n].keep);
         }
     }
-    page_values<DIM, WIDE>(stage, streams, weights, [&](int n, int dt, float low, float high) {
+    auto add = [&](int n, int dt, float low, float high) {
         float *acc = &leaf[n].acc[2 * dt];
         acc[0] = __fmaf_rn(low, worth[n].low, acc[0]);
         acc[1] = __fmaf_rn(high, worth[n].high, acc[1]);
-    });
+    };
+    if (streams >> LAYOUT_VX & 1)
+        page_values<DIM, true>(stage, extra, streams, weights, add);
+    else
+        page_values<DIM, false>(stage, extra, streams, weights, add);
 }
 
 /* Takes the offset of V's codes out and joins the lanes' sums: the state of a block. */

@@ -53,7 +53,7 @@ static __device__ __forceinline__ struct cuda_kvops_unit unit_at(const struct ct
 static __device__ __forceinline__ block_range range_of(const struct cta &cta,
                                                        const struct cuda_kvops_unit &unit) {
     uint32_t warp = threadIdx.x / 32;
-    bool node = unit.kind == CUDA_KVOPS_NODE || unit.kind == CUDA_KVOPS_NODE_BF16;
+    bool node = unit.kind == CUDA_KVOPS_NODE;
     block_range range;
 
     /* One sequence alone is known before the unit is: a load less to wait for. */
@@ -80,12 +80,25 @@ static __device__ __forceinline__ uint32_t visible(const block_range &range, uin
 }
 
 static __device__ __forceinline__ bool over_planes(const struct cuda_kvops_unit &unit) {
-    return unit.kind == CUDA_KVOPS_NODE || unit.kind == CUDA_KVOPS_RUN;
+    return unit.kind != CUDA_KVOPS_END && unit.code == CUDA_KVOPS_PLANES;
 }
 
 /* --- queries */
 
-/* Head `slot` of the unit, by one warp: rotated in two bytes a value, plain in two BF16. */
+/* Two fp16 numbers whose sum is x to 2^-25 or to 22 bits, the larger in the low half. */
+static __device__ __forceinline__ uint32_t split_f16(float x) {
+    __half high = __float2half_rn(x);
+    __half low = __float2half_rn(__fsub_rn(x, __half2float(high)));
+    return (uint32_t)__half_as_ushort(high) | (uint32_t)__half_as_ushort(low) << 16;
+}
+
+static __device__ __forceinline__ void put_pair(uint16_t *to, uint32_t stride, uint32_t pair) {
+    to[0] = (uint16_t)pair;
+    to[stride] = (uint16_t)(pair >> 16);
+}
+
+/* Head `slot` of the unit, by one warp: rotated in two bytes a value, plain in two BF16. For FP8
+ * plain in two fp16 instead of either, scaled as the bytes are. */
 template <int DIM, int GROUPS>
 static __device__ __forceinline__ void prepare_head(const struct cta &cta,
                                                     const struct cuda_kvops_unit &unit,
@@ -96,19 +109,19 @@ static __device__ __forceinline__ void prepare_head(const struct cta &cta,
     uint32_t row = unit.part * GROUPS * STATE_HEADS + slot;
     uint64_t head = (uint64_t)q_row * cta.args.q_heads + unit.head * cta.group + row;
     const float root = DIM == 64 ? 0.125f : 0x1.6a09e6p-4f;
+    uint16_t *split = (uint16_t *)(cta.queries + map::SPLIT) + 2 * slot * DIM + lane * OWN;
+    bool fp8 = unit.code == CUDA_KVOPS_FP8;
     float y[OWN], top = 0.0f;
     int sum = 0;
 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        uint32_t d = lane * OWN + i;
-        y[i] = row < cta.group ? cta.args.q[head * DIM + d] : 0.0f;
-        uint32_t pair = split_bf16(__fmul_rn(y[i], root * STATE_LOG2E));
-        uint16_t *split = (uint16_t *)(cta.queries + map::SPLIT) + 2 * slot * DIM + d;
-        split[0] = (uint16_t)pair;
-        split[DIM] = (uint16_t)(pair >> 16);
+        y[i] = row < cta.group ? cta.args.q[head * DIM + lane * OWN + i] : 0.0f;
+        if (!fp8)
+            put_pair(split + i, DIM, split_bf16(__fmul_rn(y[i], root * STATE_LOG2E)));
     }
-    state_rotate<DIM>(y);
+    if (!fp8)
+        state_rotate<DIM>(y);
 #pragma unroll
     for (int i = 0; i < OWN; i++)
         top = fabsf(y[i]) > top || y[i] != y[i] ? fabsf(y[i]) : top;
@@ -121,11 +134,14 @@ static __device__ __forceinline__ void prepare_head(const struct cta &cta,
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         int8_t *codes = (int8_t *)(cta.queries + map::CODES) + 2 * slot * DIM + lane * OWN + i;
-        int code = min(max(__float2int_rn(__fmul_rn(y[i], to_steps)), -32639), 32639);
+        float steps = __fmul_rn(y[i], to_steps);
+        int code = min(max(__float2int_rn(steps), -32639), 32639);
         int high = (code + 128) >> 8;
         codes[0] = (int8_t)high;
         codes[DIM] = (int8_t)(code - 256 * high);
         sum += code;
+        if (fp8)
+            put_pair(split + i, DIM, split_f16(steps));
     }
     sum = __reduce_add_sync(~0u, sum);
     if (lane == 0) {
@@ -155,7 +171,8 @@ static __device__ __forceinline__ void load_queries(const struct cta &cta,
     }
 }
 
-/* --- BF16 pieces: sixteen per block, or those of one tail page per warp */
+/* --- pieces: sixteen of BF16 per block, or those of one tail page per warp; eight half pages of a
+ * control code per block */
 
 struct piece_walk {
     block_range range;
@@ -167,7 +184,10 @@ struct piece_walk {
     uint32_t end;
     uint32_t used;
     uint32_t filled;
-    bool settled; /* no kernel of this step has written what is read */
+    uint32_t code;    /* enum cuda_kvops_code */
+    uint32_t log;     /* 2^log pieces per block */
+    uint32_t slot[3]; /* control codes: of K, V and groups of piece `get`, as they arrive */
+    bool settled;     /* no kernel of this step has written what is read */
 };
 
 /* Tail page `page`: sinks, window pages in order, chunk pages in order. */
@@ -196,12 +216,14 @@ static __device__ __forceinline__ void
 piece_start(const struct cta &cta, const struct cuda_kvops_unit &unit, piece_walk &walk) {
     walk.range = range_of(cta, unit);
     walk.used = walk.filled = 0;
+    walk.code = unit.code;
+    walk.log = unit.code == CUDA_KVOPS_BF16 ? 4 : 3;
     if (unit.kind == CUDA_KVOPS_TAIL) {
         tail_start(walk.range.seq, unit.first + threadIdx.x / 32, walk);
     } else {
         walk.page = UINT32_MAX;
-        walk.use = visible(walk.range, walk.range.first) * 16;
-        walk.end = range_end(walk.range) * 16;
+        walk.use = visible(walk.range, walk.range.first) << walk.log;
+        walk.end = range_end(walk.range) << walk.log;
         walk.settled = true;
     }
     walk.get = walk.use;
@@ -234,8 +256,8 @@ static __device__ __forceinline__ piece piece_at(const struct cta &cta, const pi
 /* The piece after `index`: blocks that are hidden are stepped over. */
 static __device__ __forceinline__ uint32_t piece_after(const piece_walk &walk, uint32_t index) {
     index++;
-    if (walk.page == UINT32_MAX && index % 16 == 0)
-        index = visible(walk.range, index / 16) * 16;
+    if (walk.page == UINT32_MAX && (index & ((1u << walk.log) - 1)) == 0)
+        index = visible(walk.range, index >> walk.log) << walk.log;
     return index;
 }
 
@@ -288,12 +310,21 @@ static __device__ __forceinline__ void attend_pieces(const struct cta &cta, uint
 
 /* --- partials */
 
+/* Dim of value `index` of a lane's DIM / 8: the control codes leave them as their bytes lie. */
+static __device__ __forceinline__ uint32_t dim_of(uint32_t code, uint32_t index, uint32_t g) {
+    if (code == CUDA_KVOPS_FP8)
+        return index / 2 * 16 + 2 * g + index % 2;
+    if (code == CUDA_KVOPS_K8I4)
+        return index / 4 * 32 + 4 * g + index % 4;
+    return index / 2 * 16 + index % 2 * 8 + g;
+}
+
 /* Values [first, first + N) of a lane's DIM / 8 to the partial `item`; `group` is the group of four
  * query heads. */
 template <int DIM, int N>
-static __device__ __forceinline__ void write_partial(const struct cta &cta, uint32_t item,
-                                                     uint32_t group, uint32_t first,
-                                                     const state<N> &from) {
+static __device__ __forceinline__ void
+write_partial(const struct cta &cta, const struct cuda_kvops_unit &unit, uint32_t item,
+              uint32_t group, uint32_t first, const state<N> &from) {
     uint32_t lane = threadIdx.x % 32, g = lane / 4, heads = state_round16(cta.group);
     uint32_t row = group * STATE_HEADS + lane % 4;
     float *partial = cta.args.partials + (uint64_t)item * state_partial_floats(cta.group, DIM);
@@ -305,10 +336,8 @@ static __device__ __forceinline__ void write_partial(const struct cta &cta, uint
         partial[heads + row] = from.sum;
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        uint32_t index = first + i, d = index / 2 * 16 + index % 2 * 8 + g;
-        partial[2 * heads + row * DIM + d] = from.acc[i];
-    }
+    for (int i = 0; i < N; i++)
+        partial[2 * heads + row * DIM + dim_of(unit.code, first + i, g)] = from.acc[i];
 }
 
 /* --- joining the warps of a run */
@@ -343,14 +372,12 @@ static __device__ __forceinline__ void unit_merge(const struct cta &cta, float *
             part.acc[i] = at[8 + (warp * QUARTER + i) * 32 + lane];
         state_fold(total, part);
     }
-    write_partial<DIM>(cta, unit.item, group, warp * QUARTER, total);
+    write_partial<DIM>(cta, unit, unit.item, group, warp * QUARTER, total);
 }
 
-/* --- the schedule for little work (kv_decode_short.cu), and sequences of the control codes
- * (kv_control.cu) */
+/* --- the schedule for little work (kv_decode_short.cu) */
 
 cudaError_t decode_short_open(uint32_t ctas_out[2]);
 cudaError_t decode_short_launch(const struct cuda_kvops_launch *launch);
-cudaError_t control_launch(const struct cuda_kvops_launch *launch);
 
 #endif

@@ -8,8 +8,8 @@
  * overlaps within a group and nothing is tuned: these codes are here to be compared with. The bits
  * of a row depend on what they depend on there.
  *
- * Against the twin: values are the twin's, q and p are split in two BF16 (2^-17): far within the
- * bound of kv_prefill.cu.
+ * Against the twin: V of K8I4 is rounded to BF16 (2^-9), other values are the twin's; q and p are
+ * split in two BF16 (2^-17): far within the bound of kv_prefill.cu.
  */
 #include "kernels/cuda/device_control.cuh"
 #include "kernels/cuda/device_plain.cuh"

@@ -28,14 +28,19 @@ template <int DIM> struct short_map {
 
 /* A page as left to the warps that join: rows of 32 lanes. */
 template <int DIM>
-static __device__ __forceinline__ void leave_page(uint32_t stage, uint32_t streams,
+static __device__ __forceinline__ void leave_page(uint32_t stage, const uint4 *extra,
+                                                  uint32_t streams,
                                                   const page_weights (&weights)[1], float *to) {
     float value[DIM / 8];
-
-    page_values<DIM, false>(stage, streams, weights, [&](int, int dt, float low, float high) {
+    auto keep = [&](int, int dt, float low, float high) {
         value[2 * dt] = low;
         value[2 * dt + 1] = high;
-    });
+    };
+
+    if (extra)
+        page_values<DIM, true>(stage, extra, streams, weights, keep);
+    else
+        page_values<DIM, false>(stage, extra, streams, weights, keep);
     __syncwarp(); /* the page may be written over */
     to[0] = weights[0].top;
     to[32] = weights[0].widest;
@@ -104,11 +109,15 @@ static __device__ __forceinline__ void attend_run(const struct cta &cta,
         page_queries<DIM> q[1];
         page_weights weights[1];
         float x[1][8];
+        const uint4 *extra = NULL;
         load_queries<DIM>(cta, q);
+        if (page.block.streams >> LAYOUT_VX & 1)
+            extra = page_extra(page.stream, page.block, warp % LAYOUT_BLOCK_PAGES);
         page_wait<1>(shared_address(shared + map::BARRIERS + warp * 8), 0);
         page_logits<DIM>(shared_address(own), page.block.streams, q, x);
         page_softmax<DIM>(shared_address(own), x[0], q[0].scale, weights[0]);
-        leave_page<DIM>(shared_address(own), page.block.streams, weights, (float *)own + lane);
+        leave_page<DIM>(shared_address(own), extra, page.block.streams, weights,
+                        (float *)own + lane);
     }
     __syncthreads();
     state_clear(block);
@@ -135,7 +144,7 @@ static __device__ __forceinline__ void attend_run(const struct cta &cta,
             block.acc[i] = from[(2 + i) * 32];
         state_fold(total, block);
     }
-    write_partial<DIM>(cta, unit.item, unit.part, warp * QUARTER, total);
+    write_partial<DIM>(cta, unit, unit.item, unit.part, warp * QUARTER, total);
 }
 
 /* Warps 0 to 3 take a tail page each, whose pieces are all asked for at once. */
@@ -149,7 +158,7 @@ static __device__ __forceinline__ void attend_tails(const struct cta &cta,
         return;
     state_clear(total[0]);
     attend_pieces<DIM, TAIL_STAGES>(cta, ring, walk, total);
-    write_partial<DIM>(cta, unit.item + threadIdx.x / 32, unit.part, 0, total[0]);
+    write_partial<DIM>(cta, unit, unit.item + threadIdx.x / 32, unit.part, 0, total[0]);
 }
 
 template <int DIM>

@@ -89,7 +89,7 @@ struct leaf_planes leaf_planes_at(const struct kvops_pool *pool, const struct kv
 struct leaf_runs leaf_runs_at(const struct kvops_pool *pool, const uint32_t slots[8],
                               struct layout_at at, uint32_t tokens) {
     uint64_t slot_bytes = layout_slot_bytes(&pool->geometry);
-    struct leaf_runs page = {{0}, {0}, pool->geometry.head_dim, tokens};
+    struct leaf_runs page = {.dim = pool->geometry.head_dim, .tokens = tokens};
 
     for (uint32_t run = 0; run < LEAF_RUNS; run++) {
         struct layout_place k = layout_run(&pool->geometry, at, 0, run);
@@ -218,7 +218,7 @@ static void chunk_page(struct walk *walk, uint32_t page) {
     struct leaf_queries queries = queries_plain(walk);
     uint32_t first = page * LAYOUT_PAGE_TOKENS;
     uint32_t tokens = seq->row_count - first;
-    struct leaf_runs runs = {{0}, {0}, walk->dim, 0};
+    struct leaf_runs runs = {.dim = walk->dim};
 
     runs.tokens = tokens < LAYOUT_PAGE_TOKENS ? tokens : LAYOUT_PAGE_TOKENS;
     for (uint32_t run = 0; run * LAYOUT_RUN_TOKENS < runs.tokens; run++) {

@@ -9,10 +9,10 @@
  * FP8: e4m3 with scale 1, nearest, ties to even; finite values beyond 448 become 448, and NaN is
  * never written. K8I4: K as int8 after Hadamard with s_k, V unrotated in groups of 64 dims: minimum
  * as fp16 rounded down, scale (maximum - minimum) / 15 as fp16 rounded up, at least the smallest
- * normal one; code floor((x - minimum) / scale + 1/2) up to 15; value minimum + scale * code,
- * rounded to BF16. A vector that is refused is written as zero codes, zero minima and the smallest
- * scales. Every operation rounds alone. Attention sees FP8 and V of K8I4 as BF16 tokens, exactly;
- * K of K8I4 as whole numbers in BF16 with the half step through the sum of the query.
+ * normal one; code floor((x - minimum) / scale + 1/2) up to 15; value minimum + scale * code. A
+ * vector that is refused is written as zero codes, zero minima and the smallest scales. Every
+ * operation rounds alone. Attention sees FP8 as BF16 tokens, exactly; K of K8I4 as whole numbers
+ * with the half step through the sum of the query, its V in fp32.
  */
 #include <assert.h>
 #include <math.h>
@@ -133,7 +133,7 @@ static uint16_t half_toward(float x, int up) {
 static float group_value(const uint8_t *group, uint32_t code) {
     float scale = dense_f16_f32(dense_get_u16(group));
     float product = scale * (float)code;
-    return dense_bf16_f32(dense_f32_bf16(dense_f16_f32(dense_get_u16(group + 2)) + product));
+    return dense_f16_f32(dense_get_u16(group + 2)) + product;
 }
 
 /* 64 values that fp16 can hold into 32 bytes, scale and minimum. */
@@ -229,21 +229,21 @@ void leaf_seal_control(const struct leaf_coder *coder, const struct kvops_seal *
 /* --- reading */
 
 /* One token as attention reads it: K of K8I4 without its scale. */
-static void read_token(const struct control_page *page, uint32_t t, uint16_t *k, uint16_t *v) {
+static void read_token(const struct control_page *page, uint32_t t, uint16_t *k, float *v) {
     const uint8_t *k_codes = half_row(page->k, page->dim, t);
 
     if (page->tier == LAYOUT_TIER_FP8) {
         const uint8_t *v_codes = half_row(page->v, page->dim, t);
         for (uint32_t d = 0; d < page->dim; d++) {
             k[d] = e4m3_bf16(k_codes[d]);
-            v[d] = e4m3_bf16(v_codes[d]);
+            v[d] = dense_bf16_f32(e4m3_bf16(v_codes[d]));
         }
         return;
     }
     for (uint32_t d = 0; d < page->dim; d++) {
         uint32_t code = page->nibbles[((size_t)t * page->dim + d) / 2] >> 4 * (d % 2) & 15;
         k[d] = dense_f32_bf16((float)(int8_t)k_codes[d]);
-        v[d] = dense_f32_bf16(group_value(group_at(page, t, d / LAYOUT_GROUP_DIMS), code));
+        v[d] = group_value(group_at(page, t, d / LAYOUT_GROUP_DIMS), code);
     }
 }
 
@@ -255,16 +255,14 @@ void leaf_widen_control(const struct leaf_table *leaf, const struct kvops_pool *
                         const struct kvops_block *block, struct layout_at at,
                         struct leaf_tile *tile) {
     _Alignas(64) uint16_t k[LAYOUT_PAGE_TOKENS * LEAF_DIM_MAX];
-    _Alignas(64) uint16_t v[LAYOUT_PAGE_TOKENS * LEAF_DIM_MAX];
+    _Alignas(64) float v[LAYOUT_PAGE_TOKENS * LEAF_DIM_MAX];
     struct control_page page = page_at(pool, block, at);
-    struct leaf_runs runs = {.dim = page.dim, .tokens = LAYOUT_PAGE_TOKENS};
+    struct leaf_runs runs = {.wide = v, .dim = page.dim, .tokens = LAYOUT_PAGE_TOKENS};
 
     for (uint32_t t = 0; t < LAYOUT_PAGE_TOKENS; t++)
         read_token(&page, t, k + t * page.dim, v + t * page.dim);
-    for (uint32_t run = 0; run < LEAF_RUNS; run++) {
+    for (uint32_t run = 0; run < LEAF_RUNS; run++)
         runs.k[run] = k + run * LAYOUT_RUN_TOKENS * page.dim;
-        runs.v[run] = v + run * LAYOUT_RUN_TOKENS * page.dim;
-    }
     leaf->widen_runs(&runs, tile);
     if (page.tier != LAYOUT_TIER_K8I4)
         return;
@@ -275,16 +273,15 @@ void leaf_widen_control(const struct leaf_table *leaf, const struct kvops_pool *
 
 void leaf_decode_control(const struct kvops_decode_page *args) {
     struct control_page page = page_at(&args->pool, args->block, args->at);
-    uint16_t k[LEAF_DIM_MAX], v[LEAF_DIM_MAX];
+    uint16_t k[LEAF_DIM_MAX];
     float half = page.tier == LAYOUT_TIER_K8I4 ? 0.5f : 0.0f;
 
     for (uint32_t t = 0; t < LAYOUT_PAGE_TOKENS; t++) {
         const uint8_t *k_codes = half_row(page.k, page.dim, t);
-        read_token(&page, t, k, v);
+        read_token(&page, t, k, args->v + (size_t)t * page.dim);
         for (uint32_t d = 0; d < page.dim; d++) {
             uint32_t i = t * page.dim + d;
             args->k[i] = k_scale_at(&page, t) * (dense_bf16_f32(k[d]) + half);
-            args->v[i] = dense_bf16_f32(v[d]);
             args->k_codes[i] = (int8_t)k_codes[d];
             args->v_codes[i] = page.nibbles ? (int8_t)(page.nibbles[i / 2] >> 4 * (i % 2) & 15)
                                             : (int8_t)half_row(page.v, page.dim, t)[d];

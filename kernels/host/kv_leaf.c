@@ -67,10 +67,10 @@ static void widen_runs(const struct leaf_runs *page, struct leaf_tile *tile) {
     for (uint32_t t = 0; t < page->tokens; t++) {
         size_t off = (size_t)(t % LAYOUT_RUN_TOKENS) * page->dim;
         const uint16_t *k = page->k[t / LAYOUT_RUN_TOKENS] + off;
-        const uint16_t *v = page->v[t / LAYOUT_RUN_TOKENS] + off;
+        const uint16_t *v = page->wide ? NULL : page->v[t / LAYOUT_RUN_TOKENS] + off;
         for (uint32_t d = 0; d < page->dim; d++) {
             tile->k[d * LAYOUT_PAGE_TOKENS + t] = dense_bf16_f32(k[d]);
-            tile->v[t * page->dim + d] = dense_bf16_f32(v[d]);
+            tile->v[t * page->dim + d] = v ? dense_bf16_f32(v[d]) : page->wide[t * page->dim + d];
         }
     }
     for (uint32_t t = 0; t < LAYOUT_PAGE_TOKENS; t++) {

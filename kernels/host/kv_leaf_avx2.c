@@ -104,15 +104,17 @@ static void widen_runs(const struct leaf_runs *page, struct leaf_tile *tile) {
         }
         if (count > 8)
             prefetch_rows(run_row(page->k, dim, t + 8), dim);
-        prefetch_rows(run_row(page->v, dim, t), dim);
+        if (!page->wide)
+            prefetch_rows(run_row(page->v, dim, t), dim);
         for (uint32_t d = 0; d < dim; d += PANEL)
             transpose_bf16(run_row(page->k, dim, t) + d, dim, count, tile->k + t * dim + d * PANEL);
     }
     for (uint32_t t = 0; t < page->tokens; t++) {
-        const uint16_t *from = run_row(page->v, dim, t);
+        const uint16_t *from = page->wide ? NULL : run_row(page->v, dim, t);
         for (uint32_t d = 0; d < dim; d += PANEL)
             _mm256_store_ps(tile->v + (d / PANEL * LAYOUT_PAGE_TOKENS + t) * PANEL,
-                            vector_avx2_from_bf16(from + d));
+                            from ? vector_avx2_from_bf16(from + d)
+                                 : _mm256_load_ps(page->wide + t * dim + d));
     }
     for (uint32_t t = 0; t < LAYOUT_PAGE_TOKENS; t += 8) {
         _mm256_store_ps(tile->k_scale + t, _mm256_set1_ps(leaf_root(dim)));

@@ -40,10 +40,12 @@ struct leaf_planes {
     enum layout_tier tier;
 };
 
-/* A BF16 page in runs of 16 tokens [token][dim]; nothing beyond `tokens` is read. */
+/* A BF16 page in runs of 16 tokens [token][dim]; nothing beyond `tokens` is read. `wide`, if not
+ * NULL, is V of the whole page instead of v, 64-byte aligned. */
 struct leaf_runs {
     const uint16_t *k[LEAF_RUNS];
     const uint16_t *v[LEAF_RUNS];
+    const float *wide;
     uint32_t dim;
     uint32_t tokens;
 };

@@ -1,0 +1,422 @@
+/* kernels/cuda/device_control_walk.cuh - decode attention over blocks of FP8 and K8I4.
+ *
+ * Responsible for: half pages of the control codes through a warp's ring, attention of GROUPS times
+ * four query heads over them.
+ * Not responsible for: units and joining warps (kv_decode.cu), prefill (kv_control_prefill.cu).
+ *
+ * Moves the stored bytes: per page, KV head and layer 16,384 B (FP8) or 12,928 B (K8I4) at head_dim
+ * 128. They lie in shared memory as they are stored, swizzled, and become numbers in registers on
+ * the way into a product: FP8 fp16 (q and the weights in two fp16 each); K of K8I4 is multiplied as
+ * bytes, with q as for planes; its nibbles become BF16, the scale is in the weight, and the minimum
+ * of a group is summed beside. Matrices are read across as 16-bit units, so a lane has two (FP8) or
+ * four (K8I4) neighbouring dims: dim_of says which.
+ *
+ * Threads: device code, one warp; the ring belongs to its warp.
+ * Units: bytes of shared memory, half pages of 32 tokens.
+ */
+#ifndef KERNELS_CUDA_DEVICE_CONTROL_WALK_CUH
+#define KERNELS_CUDA_DEVICE_CONTROL_WALK_CUH
+
+#include "kernels/cuda/device_unit.cuh"
+
+#include <type_traits>
+
+enum { CONTROL_STAGES = 3 };
+
+/* Where a stage holds a half page. */
+template <int DIM, bool CODES> struct control_map {
+    static constexpr uint32_t V_ROW = CODES ? DIM / 2 : DIM, V = 32 * DIM, SCALES = V + 32 * V_ROW,
+                              GROUPS = SCALES + 64, STAGE = 64 * DIM;
+};
+
+/* --- copying */
+
+/* Chunk of 16 bytes of a token: eight tokens' chunks of one place lie in different banks. */
+template <uint32_t ROW>
+static __device__ __forceinline__ uint32_t control_chunk(uint32_t token, uint32_t chunk) {
+    return token * ROW + (chunk ^ (token * ROW / 128 % (ROW / 16))) * 16;
+}
+
+template <uint32_t ROW>
+static __device__ __forceinline__ void control_copy(uint32_t to, const uint8_t *from) {
+    uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t i = 0; i < ROW / 16; i++) {
+        uint32_t index = i * 32 + lane;
+        copy_16(to + control_chunk<ROW>(index / (ROW / 16), index % (ROW / 16)), from + 16 * index,
+                16);
+    }
+}
+
+/* Looks up the slots of half page `get`: their numbers may still be on their way. */
+template <bool CODES>
+static __device__ __forceinline__ void control_look(const struct cta &cta, piece_walk &walk) {
+    uint32_t rows = cta.args.pool.geometry.layers * cta.args.pool.geometry.kv_heads;
+    uint32_t page = walk.get / 2 % LAYOUT_BLOCK_PAGES;
+    bool second = 2 * (cta.row_in_layer + walk.range.head) + walk.get % 2 >= rows;
+
+    if (walk.get >= walk.end)
+        return;
+    const uint32_t *slots = walk.range.blocks[walk.get >> walk.log].slot;
+    walk.slot[0] = slots[2 * page + second];
+    walk.slot[1] = slots[LAYOUT_V_ENTRY + (CODES ? page : 2 * page + second)];
+    if (CODES)
+        walk.slot[2] = slots[LAYOUT_GROUP_ENTRY];
+}
+
+/* Requests half page `get`, which was looked up. */
+template <int DIM, bool CODES>
+static __device__ __forceinline__ void control_request(const struct cta &cta,
+                                                       const piece_walk &walk, uint32_t to) {
+    using map = control_map<DIM, CODES>;
+    const struct kvops_pool &pool = cta.args.pool;
+    uint32_t rows = pool.geometry.layers * pool.geometry.kv_heads, lane = threadIdx.x % 32;
+    uint32_t row = cta.row_in_layer + walk.range.head, half = walk.get % 2;
+    uint32_t page = walk.get / 2 % LAYOUT_BLOCK_PAGES, place = 2 * row + half;
+    uint64_t stride = (rows * 32 * DIM + LAYOUT_SLOT_UNIT - 1) / LAYOUT_SLOT_UNIT;
+
+    stride *= LAYOUT_SLOT_UNIT;
+    place -= place >= rows ? rows : 0;
+    const uint8_t *k = pool.slots + walk.slot[0] * stride + (uint64_t)place * 32 * DIM;
+    const uint8_t *v = pool.slots + walk.slot[1] * stride +
+                       (CODES ? (uint64_t)(2 * row + half) * 16 * DIM : (uint64_t)place * 32 * DIM);
+    __syncwarp();
+    control_copy<DIM>(to, k);
+    control_copy<map::V_ROW>(to + map::V, v);
+    if (CODES && lane < 4 + DIM / 8) {
+        const uint8_t *groups =
+            pool.slots + walk.slot[2] * stride + (uint64_t)(page * rows + row) * 8 * DIM;
+        groups += lane < 4 ? half * 64 : 64 + half * 2 * DIM;
+        copy_16(to + map::SCALES + lane * 16, groups + lane * 16, 16);
+    }
+}
+
+/* Requests until the ring is full; one commit group each, empty at the end. */
+template <int DIM, bool CODES>
+static __device__ __forceinline__ void control_fill(const struct cta &cta, uint32_t ring,
+                                                    piece_walk &walk) {
+    for (; walk.filled < walk.used + CONTROL_STAGES; walk.filled++) {
+        if (walk.get < walk.end) {
+            control_request<DIM, CODES>(
+                cta, walk, ring + walk.filled % CONTROL_STAGES * control_map<DIM, CODES>::STAGE);
+            walk.get = piece_after(walk, walk.get);
+            control_look<CODES>(cta, walk);
+        }
+        piece_commit();
+    }
+}
+
+template <int DIM, bool CODES>
+static __device__ __forceinline__ void control_start(const struct cta &cta, uint32_t ring,
+                                                     piece_walk &walk) {
+    control_look<CODES>(cta, walk);
+    control_fill<DIM, CODES>(cta, ring, walk);
+}
+
+/* --- arithmetic: x[n][i] and p[n][i] are of token 8i + g, head c of group n */
+
+static __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Four e4m3 bytes as fp16, exactly. */
+static __device__ __forceinline__ uint2 control_f16(uint32_t bytes) {
+    uint2 out;
+#if __CUDA_ARCH__ >= 890 && !defined(CUDA_KVOPS_CP_ASYNC)
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(out.x), "=r"(out.y)
+        : "r"(bytes));
+#else /* exponent and mantissa moved into place are the value times 2^-8 */
+    const uint32_t up = 0x5C005C00; /* 2^8, twice */
+    uint32_t word[2] = {__byte_perm(bytes, 0, 0x1404), __byte_perm(bytes, 0, 0x3424)};
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        word[i] = (word[i] & 0x80008000) | (word[i] & 0x7f007f00) >> 1;
+        __half2 pair = __hmul2(*(__half2 *)&word[i], *(const __half2 *)&up);
+        word[i] = *(uint32_t *)&pair;
+    }
+    out = make_uint2(word[0], word[1]);
+#endif
+    return out;
+}
+
+/* Nibble `i` of either half of a word as BF16. */
+static __device__ __forceinline__ uint32_t control_nibble(uint32_t word, int i) {
+    const uint32_t offset = 0x43004300; /* 128, twice: its last bits count ones */
+    uint32_t sum = (word >> 4 * i & 0x000F000F) | offset;
+    __nv_bfloat162 pair = __hsub2(*(__nv_bfloat162 *)&sum, *(const __nv_bfloat162 *)&offset);
+    return *(uint32_t *)&pair;
+}
+
+static __device__ __forceinline__ float control_half(uint32_t bits) {
+    return __half2float(__ushort_as_half((uint16_t)bits));
+}
+
+static __device__ __forceinline__ uint32_t load_2(uint32_t at) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+
+/* Four query heads in two fp16 a value, for FP8. */
+template <int DIM> struct split_queries {
+    uint32_t b[DIM / 16][2];
+    float scale;
+};
+
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void load_queries(const struct cta &cta,
+                                                    split_queries<DIM> (&q)[GROUPS]) {
+    using map = query_map<DIM, GROUPS>;
+    uint32_t lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    uint32_t at = shared_address(cta.queries + map::SPLIT) + g * 2 * DIM + c * 8;
+
+#pragma unroll
+    for (int n = 0; n < GROUPS; n++) {
+#pragma unroll
+        for (int ks = 0; ks < DIM / 16; ks++) {
+            uint2 pair = load_8(at + n * 16 * DIM + ks * 32);
+            q[n].b[ks][0] = pair.x;
+            q[n].b[ks][1] = pair.y;
+        }
+        q[n].scale = ((const float *)(cta.queries + map::HEADS))[STATE_HEADS * n + c];
+    }
+}
+
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void
+control_logits(uint32_t at, const split_queries<DIM> (&q)[GROUPS], float (&x)[GROUPS][4]) {
+    uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t tile = 0; tile < 2; tile++) {
+        float sum[GROUPS][2][4] = {};
+#pragma unroll
+        for (int ks = 0; ks < DIM / 16; ks += 2) {
+            uint32_t w[4];
+            load_matrices(w, at + control_chunk<DIM>(16 * tile + lane % 16, ks + lane / 16));
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint2 near = control_f16(w[2 * i]), far = control_f16(w[2 * i + 1]);
+                uint32_t a[4] = {near.x, far.x, near.y, far.y};
+#pragma unroll
+                for (int n = 0; n < GROUPS; n++)
+                    mma_f16(sum[n][i], a, q[n].b[ks + i][0], q[n].b[ks + i][1]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            const float(&s)[2][4] = sum[n];
+            float near = __fadd_rn(__fadd_rn(s[0][0], s[1][0]), __fadd_rn(s[0][1], s[1][1]));
+            float far = __fadd_rn(__fadd_rn(s[0][2], s[1][2]), __fadd_rn(s[0][3], s[1][3]));
+            x[n][2 * tile] = __fmul_rn(near, q[n].scale);
+            x[n][2 * tile + 1] = __fmul_rn(far, q[n].scale);
+        }
+    }
+}
+
+/* Bytes of K times q in two bytes, half step included. */
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void
+control_logits(uint32_t at, const page_queries<DIM> (&q)[GROUPS], float (&x)[GROUPS][4]) {
+    uint32_t lane = threadIdx.x % 32, scales = at + control_map<DIM, true>::SCALES + lane / 4 * 2;
+
+#pragma unroll
+    for (uint32_t tile = 0; tile < 2; tile++) {
+        int sum[GROUPS][4];
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            sum[n][0] = sum[n][2] = 0;
+            sum[n][1] = sum[n][3] = q[n].sum >> 1;
+        }
+#pragma unroll
+        for (int ks = 0; ks < DIM / 32; ks++) {
+            uint32_t w[4];
+            load_matrices(w, at + control_chunk<DIM>(16 * tile + lane % 16, 2 * ks + lane / 16));
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++)
+                mma_s8(sum[n], w, q[n].b[ks]);
+        }
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float scale =
+                    __fmul_rn(control_half(load_2(scales + 32 * tile + 16 * i)), q[n].scale);
+                int whole = sum[n][2 * i] * 256 + sum[n][2 * i + 1];
+                x[n][2 * tile + i] = __fmul_rn((float)whole, scale);
+            }
+    }
+}
+
+/* A block so far; `least` are a lane's own shares of the minima, by groups of 64 dims. */
+template <int DIM> struct control_leaf {
+    piece_state<DIM> values;
+    float least[DIM / 64];
+};
+
+/* p = the weights of logits x, joined into everything of the leaf but its values. */
+template <int DIM>
+static __device__ __forceinline__ void control_weights(const float (&x)[4], float (&p)[4],
+                                                       control_leaf<DIM> &leaf) {
+    piece_state<DIM> &into = leaf.values;
+    float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+    float max = fmaxf(into.max, state_head_max(top)), keep = state_exp2(__fsub_rn(into.max, max));
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        p[i] = state_exp2(__fsub_rn(x[i], max));
+    into.max = max;
+    into.sum = __fmaf_rn(into.sum, keep, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
+    if (!__any_sync(~0u, keep != 1.0f))
+        return;
+#pragma unroll
+    for (int i = 0; i < DIM / 64; i++)
+        leaf.least[i] = __fmul_rn(leaf.least[i], keep);
+#pragma unroll
+    for (int i = 0; i < DIM / 16 * 4; i++)
+        into.acc[i / 4][i % 4] = __fmul_rn(into.acc[i / 4][i % 4], keep);
+}
+
+/* Values of FP8. */
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void control_bytes(uint32_t at, const float (&p)[GROUPS][4],
+                                                     control_leaf<DIM> (&leaf)[GROUPS]) {
+    uint32_t lane = threadIdx.x % 32, v = at + control_map<DIM, false>::V;
+
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++) {
+        uint32_t b[GROUPS][2];
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                b[n][i] = transpose(split_f16(p[n][2 * tile + i]));
+#pragma unroll
+        for (int dt = 0; dt < DIM / 16; dt += 2) {
+            uint32_t w[4];
+            load_matrices_across(w, v + control_chunk<DIM>(16 * tile + lane % 16, dt + lane / 16));
+#pragma unroll
+            for (int i = 0; i < 2; i++) { /* two tokens of one dim, then of the next */
+                uint2 near = control_f16(__byte_perm(w[2 * i], 0, 0x3120));
+                uint2 far = control_f16(__byte_perm(w[2 * i + 1], 0, 0x3120));
+                uint32_t a[4] = {near.x, near.y, far.x, far.y};
+#pragma unroll
+                for (int n = 0; n < GROUPS; n++)
+                    mma_f16(leaf[n].values.acc[dt + i], a, b[n][0], b[n][1]);
+            }
+        }
+    }
+}
+
+/* Values of K8I4. */
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void control_nibbles(uint32_t at, const float (&p)[GROUPS][4],
+                                                       control_leaf<DIM> (&leaf)[GROUPS]) {
+    using map = control_map<DIM, true>;
+    uint32_t lane = threadIdx.x % 32, g = lane / 4;
+
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++)
+#pragma unroll
+        for (int group = 0; group < DIM / 64; group++) {
+            uint32_t b[GROUPS][2], w[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t token = 16 * tile + 8 * i + g;
+                uint32_t pair = load_4(at + map::GROUPS + (token * (DIM / 64) + group) * 4);
+                float scale = control_half(pair), least = control_half(pair >> 16);
+#pragma unroll
+                for (int n = 0; n < GROUPS; n++) {
+                    float weight = p[n][2 * tile + i];
+                    b[n][i] = transpose(split_bf16(__fmul_rn(weight, scale)));
+                    leaf[n].least[group] = __fmaf_rn(weight, least, leaf[n].least[group]);
+                }
+            }
+            load_matrices_across(
+                w, at + map::V +
+                       control_chunk<map::V_ROW>(16 * tile + lane % 16, 2 * group + lane / 16));
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* two dims for four lanes each */
+                uint32_t near = w[i / 2 * 2], far = w[i / 2 * 2 + 1];
+                int low = i % 2 * 2;
+                uint32_t a[4] = {control_nibble(near, low), control_nibble(near, low + 1),
+                                 control_nibble(far, low), control_nibble(far, low + 1)};
+#pragma unroll
+                for (int n = 0; n < GROUPS; n++)
+                    mma_bf16(leaf[n].values.acc[4 * group + i], a, b[n][0], b[n][1]);
+            }
+        }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void control_leaf_end(const control_leaf<DIM> &from,
+                                                        state<DIM / 8> &out) {
+    piece_leaf_end<DIM>(from.values, out);
+#pragma unroll
+    for (int group = 0; group < DIM / 64; group++) {
+        float least = state_head_sum(from.least[group]);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            out.acc[8 * group + i] = __fadd_rn(out.acc[8 * group + i], least);
+    }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void control_leaf_clear(control_leaf<DIM> &leaf) {
+    piece_clear(leaf.values);
+#pragma unroll
+    for (int group = 0; group < DIM / 64; group++)
+        leaf.least[group] = 0.0f;
+}
+
+/* into = the blocks of the warp. */
+template <int DIM, bool CODES, int GROUPS>
+static __device__ __forceinline__ void attend_control(const struct cta &cta, uint32_t ring,
+                                                      piece_walk &walk,
+                                                      state<DIM / 8> (&into)[GROUPS]) {
+    std::conditional_t<CODES, page_queries<DIM>, split_queries<DIM>> q[GROUPS];
+    control_leaf<DIM> leaf[GROUPS];
+
+    load_queries<DIM>(cta, q);
+#pragma unroll
+    for (int n = 0; n < GROUPS; n++)
+        control_leaf_clear(leaf[n]);
+#pragma unroll 1
+    while (walk.use < walk.end) {
+        uint32_t at = ring + walk.used % CONTROL_STAGES * control_map<DIM, CODES>::STAGE;
+        float x[GROUPS][4], p[GROUPS][4];
+        control_fill<DIM, CODES>(cta, ring, walk);
+        piece_wait<CONTROL_STAGES>();
+        control_logits<DIM>(at, q, x);
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++)
+            control_weights<DIM>(x[n], p[n], leaf[n]);
+        if constexpr (CODES)
+            control_nibbles<DIM>(at, p, leaf);
+        else
+            control_bytes<DIM>(at, p, leaf);
+        uint32_t next = piece_after(walk, walk.use);
+        if (next >= walk.end || (next ^ walk.use) >> walk.log) {
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++) {
+                state<DIM / 8> block;
+                control_leaf_end<DIM>(leaf[n], block);
+                state_fold(into[n], block);
+                control_leaf_clear(leaf[n]);
+            }
+        }
+        walk.use = next;
+        walk.used++;
+    }
+    piece_wait_all();
+}
+
+#endif
