@@ -220,6 +220,7 @@ done:
 void session_drop(struct session *session) {
     struct engine *engine = session->engine;
 
+    assert(session->asked == 0);
     for (uint32_t i = 0; i < engine->batch_count; i++)
         if (engine->batch[i] == session)
             engine->batch[i] = NULL;

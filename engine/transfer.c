@@ -330,17 +330,19 @@ enum kv_err transfer_add_needle(struct session *session, const struct image_need
     return KV_OK;
 }
 
-void transfer_drop_needle(struct session *session, uint32_t index) {
-    const struct kv_alloc *alloc = session->engine->settings.alloc;
+enum kv_err transfer_drop_needle(struct session *session, uint32_t index, struct kv_diag *diag) {
     struct image_needle *needle = &session->needles[index];
 
     assert(index < session->needle_count);
-    kv_alloc_release(alloc, needle->key);
-    kv_alloc_release(alloc, needle->ask);
-    kv_alloc_release(alloc, needle->answer_prefix);
-    kv_alloc_release(alloc, needle->expect);
+#ifndef BREAK_NEEDLE_ASKED
+    if (session->asked)
+        return kv_diag_set(diag, KV_ERR_BUSY, "session '%s' is being asked: try again later",
+                           session->name);
+#endif
+    engine_inner_needle_release(session->engine, needle);
     session->needle_count--;
     memmove(needle, needle + 1, (session->needle_count - index) * sizeof *needle);
+    return KV_OK;
 }
 
 const struct image_probe *transfer_probes(const struct session *session, uint32_t *count_out) {

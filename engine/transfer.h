@@ -110,8 +110,8 @@ struct image_needle *transfer_needles(struct session *session, uint32_t *count_o
 enum kv_err transfer_add_needle(struct session *session, const struct image_needle *needle,
                                 struct kv_diag *diag);
 
-/* Takes needle `index` out; it is below the count. */
-void transfer_drop_needle(struct session *session, uint32_t index);
+/* Takes needle `index` out; it is below the count. BUSY (it is being asked). */
+enum kv_err transfer_drop_needle(struct session *session, uint32_t index, struct kv_diag *diag);
 /* The session's probes (probe.h), which go into its image; set copies at most IMAGE_PROBES_MAX. */
 const struct image_probe *transfer_probes(const struct session *session, uint32_t *count_out);
 void transfer_set_probes(struct session *session, const struct image_probe *probes, uint32_t count);

@@ -614,6 +614,30 @@ static void take_row(void *context, uint32_t ask, uint64_t row, const float *log
     rows->of[ask] = kv_digest_of(logits, rows->count * sizeof *logits);
 }
 
+/* BREAK_NEEDLE_ASKED: its texts go while a question is under way. */
+static void needles_stay_while_a_session_is_asked(void **state) {
+    struct support_engine_options options = support_engine_default();
+    struct image_needle needle = {.key = "k", .ask = "a", .answer_prefix = "", .expect = "e"};
+    struct kv_diag diag = {""};
+    uint32_t count = 0;
+    (void)state;
+    struct engine *engine = support_engine_tiny(&options);
+    struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
+    assert_int_equal(transfer_add_needle(session, &needle, &diag), KV_OK);
+    session_ask_begin(session);
+    needle.key = "other";
+    assert_int_equal(transfer_add_needle(session, &needle, &diag), KV_ERR_BUSY);
+    assert_int_equal(transfer_drop_needle(session, 0, &diag), KV_ERR_BUSY);
+    assert_non_null(strstr(diag.text, "being asked"));
+    (void)transfer_needles(session, &count);
+    assert_int_equal(count, 1);
+    session_ask_end(session);
+    assert_int_equal(transfer_drop_needle(session, 0, &diag), KV_OK);
+    (void)transfer_needles(session, &count);
+    assert_int_equal(count, 0);
+    engine_close(engine);
+}
+
 /* With a pending token and without, at both tiers; BREAK_ALONG: it has gone with no question. */
 static void a_fingerprint_goes_along(void **state) {
     struct support_engine_options options = support_engine_default();
@@ -654,9 +678,11 @@ static void a_fingerprint_goes_along(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(a_question_without_room_is_passed_over),
-             cmocka_unit_test(a_fingerprint_goes_along), cmocka_unit_test(names_are_checked),
-             cmocka_unit_test(settings_are_checked), cmocka_unit_test(moves_follow_the_table),
-             cmocka_unit_test(feeding_is_checked), cmocka_unit_test(the_context_ends),
+             cmocka_unit_test(a_fingerprint_goes_along),
+             cmocka_unit_test(needles_stay_while_a_session_is_asked),
+             cmocka_unit_test(names_are_checked), cmocka_unit_test(settings_are_checked),
+             cmocka_unit_test(moves_follow_the_table), cmocka_unit_test(feeding_is_checked),
+             cmocka_unit_test(the_context_ends),
              cmocka_unit_test(a_cancelled_request_leaves_the_session_whole),
              cmocka_unit_test(a_question_leaves_no_trace),
              cmocka_unit_test(questions_in_one_batch_are_independent),

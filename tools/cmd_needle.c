@@ -203,7 +203,7 @@ static enum kv_err rm_in(struct cmd *cmd, struct service *service, struct sessio
     struct image_needle *needles = transfer_needles(session, &count);
     KV_TRY(find_key(needles, count, cmd->config->key, &index, diag));
     tell_needle(cmd, needle_list(cmd), &needles[index]);
-    transfer_drop_needle(session, index);
+    KV_TRY(transfer_drop_needle(session, index, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
     tell_saved(cmd, &receipt);
 done:
