@@ -4,8 +4,8 @@
  * Not responsible for: computing the proof.
  *
  * In a plane's extent the layers follow each other, so a group of layers is one stretch of each.
- * Half of the layers make the first group, half of what is left the next: copies are large, and
- * little is left to compute when the last byte has come. Digests are of whole extents; those of the
+ * Groups are small, for a proof takes about as long for a layer as copying one does: then what is
+ * left of it when the last byte has come is one group. Digests are of whole extents; those of the
  * last group follow it piece by piece on another thread, which looks at the scales before.
  */
 #include "restore/rest_layers.h"
@@ -19,8 +19,8 @@
 
 enum {
     EACH = TRANSFER_PARTS_MAX,
-    WAIT_EACH = 8 * EACH,  /* items that are handed over before anybody waits for them */
-    LAST_GROUP_SHARE = 16, /* at least 1 / so much of the layers in a group */
+    WAIT_EACH = 8 * EACH, /* items of the last group that are handed over before a wait */
+    GROUPS = 16,          /* at most */
     STREAMS_OF_ALL = 1 << LAYOUT_META | 1 << LAYOUT_PAGE | 1 << LAYOUT_SINKS,
     PLANES = (1 << LAYOUT_META) - 1
 };
@@ -107,8 +107,9 @@ static int tell_placed(struct rest_layers *layers, uint64_t bytes, size_t placed
 static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end, uint32_t first,
                          uint32_t end) {
     enum kv_err err = KV_OK;
+    int last = end == layers->layers;
     while (at < item_end && err == KV_OK) {
-        size_t until = item_end - at < WAIT_EACH ? item_end : at + WAIT_EACH;
+        size_t until = last && item_end - at > WAIT_EACH ? at + WAIT_EACH : item_end;
         uint64_t bytes = 0, begun = now_ns(layers);
         for (size_t count; at < until && err == KV_OK; at += count) {
             count = until - at < EACH ? until - at : EACH;
@@ -122,24 +123,18 @@ static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end,
         err = err == KV_OK ? came : err;
 #endif
         layers->copy_ns += now_ns(layers) - begun;
-        if (err == KV_OK && !tell_placed(layers, bytes, end == layers->layers ? at : 0))
+        if (err == KV_OK && !tell_placed(layers, bytes, last ? at : 0))
             err = KV_ERR_CANCELLED;
     }
     return err;
 }
 
-static uint32_t group_end(uint32_t layers, uint32_t first) {
-    uint32_t left = layers - first, take = (left + 1) / 2;
-    if (take < layers / LAST_GROUP_SHARE)
-        take = layers / LAST_GROUP_SHARE;
-    return first + (take < left ? take : left);
-}
-
 static void *loader_main(void *context) {
     struct rest_layers *layers = context;
     enum kv_err err = KV_OK;
+    uint32_t each = (layers->layers + GROUPS - 1) / GROUPS;
     for (uint32_t first = 0, end; first < layers->layers && err == KV_OK; first = end) {
-        end = group_end(layers->layers, first);
+        end = layers->layers - first > each ? first + each : layers->layers;
 #ifdef BREAK_LAYERS_EARLY
         transfer_layers_arrived(layers->session, end);
 #endif
@@ -323,11 +318,11 @@ static void tell_progress(struct rest_layers *layers, uint64_t done) {
         layers->cancelled = 1;
 }
 
-/* Until half is there, or no more will come. */
+/* Until the first are there, or no more will come. */
 static void watch(struct rest_layers *layers) {
     uint64_t told = 0;
     pthread_mutex_lock(&layers->lock);
-    while (layers->there < layers->layers / 2 && !layers->over) {
+    while (layers->there == 0 && !layers->over) {
         uint64_t done = layers->bytes_done;
         if (done == told) {
             pthread_cond_wait(&layers->moved, &layers->lock);

@@ -23,7 +23,7 @@
 struct rest_layers;
 enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
                               struct kv_diag *diag);
-/* The load of the same arguments is published as `session`. Returns as soon as half of the layers
+/* The load of the same arguments is published as `session`. Returns as soon as the first layers
  * have arrived. CANCELLED, DEVICE, NOMEM: the rest will not come, and the end is due. */
 enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
                                struct kv_diag *diag);
