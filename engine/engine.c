@@ -209,6 +209,7 @@ enum kv_err engine_open(const struct engine_settings *settings, const void *mode
         settings->sessions_max < FORWARD_SINGLES_MAX ? settings->sessions_max : FORWARD_SINGLES_MAX;
     posts_init(&engine->posts);
     posts_init(&engine->behind);
+    pthread_mutex_init(&engine->landing.lock, NULL);
     pthread_mutex_init(&engine->lane_in, NULL);
     pthread_mutex_init(&engine->lane_lent, NULL);
     pthread_mutex_init(&engine->lane_check, NULL);
@@ -240,9 +241,12 @@ void engine_close(struct engine *engine) {
     tokenizer_drop(engine->tokenizer);
     if (engine->bad_tokens)
         device_put(engine->device, engine->bad_tokens);
+    if (engine->landing.at)
+        device_host_put(engine->device, engine->landing.at);
     device_close(engine->device);
     posts_release(&engine->posts);
     posts_release(&engine->behind);
+    pthread_mutex_destroy(&engine->landing.lock);
     pthread_mutex_destroy(&engine->lane_in);
     pthread_mutex_destroy(&engine->lane_lent);
     pthread_mutex_destroy(&engine->lane_check);

@@ -25,6 +25,14 @@
 
 #include <pthread.h>
 
+/* Where bytes from a disk land; it stays until the engine is closed. */
+struct engine_inner_landing {
+    pthread_mutex_t lock;
+    void *at;
+    uint64_t bytes;
+    int taken;
+};
+
 struct engine {
     struct engine_settings settings;
     struct device *device;
@@ -49,6 +57,7 @@ struct engine {
     struct sampler_candidate *candidates; /* [vocab] */
     int32_t *bad_tokens;                  /* [layers * kv_heads], of a seal, on the device … */
     int32_t *bad_host;                    /* … and here */
+    struct engine_inner_landing landing;
     pthread_mutex_t lane_in, lane_lent, lane_check; /* of the device: readers take turns */
     int stepping;
     int committing; /* the workspace holds rows that are not in their windows yet */

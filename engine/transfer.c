@@ -84,6 +84,28 @@ void transfer_host_put(struct engine *engine, void *memory) {
     device_host_put(engine->device, memory);
 }
 
+void *transfer_landing_take(struct engine *engine, uint64_t bytes) {
+    struct engine_inner_landing *landing = &engine->landing;
+    void *at = NULL;
+
+    pthread_mutex_lock(&landing->lock);
+    if (!landing->at) {
+        landing->at = device_host_get(engine->device, bytes);
+        landing->bytes = landing->at ? bytes : 0;
+    }
+    if (!landing->taken && landing->bytes >= bytes)
+        at = landing->at;
+    landing->taken |= at != NULL;
+    pthread_mutex_unlock(&landing->lock);
+    return at;
+}
+
+void transfer_landing_give(struct engine *engine) {
+    pthread_mutex_lock(&engine->landing.lock);
+    engine->landing.taken = 0;
+    pthread_mutex_unlock(&engine->landing.lock);
+}
+
 enum kv_err transfer_parts_read(struct engine *engine, const struct transfer_part *parts,
                                 uint32_t count, void *bytes_out) {
     struct device_copy copies[TRANSFER_PARTS_MAX * sizeof parts->pieces / sizeof parts->pieces[0]];

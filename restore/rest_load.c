@@ -90,8 +90,9 @@ struct loading {
     size_t queue_first, queue_end;
     size_t low; /* items before it are all over */
     int closed;
-    int mapped;    /* places are memory of the processor */
-    uint8_t *ring; /* else */
+    int mapped;     /* places are memory of the processor */
+    uint8_t *ring;  /* else */
+    int is_landing; /* the ring is kept from wake to wake */
     uint64_t ring_bytes;
     /* Of the digest thread; read by the caller after the join. */
     uint64_t copy_ns, digest_ns;
@@ -241,6 +242,7 @@ static int may_begin(void *context, size_t read_index, int wait) {
 void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats) {
     receipt->door_bytes += stats->read_bytes;
     receipt->ram_bytes += stats->ram_bytes;
+    receipt->known_bytes += stats->known_bytes;
     receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
     receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns / (stats->helpers ? stats->helpers : 1);
     if (stats->helpers > receipt->unzip_threads)
@@ -296,7 +298,11 @@ static enum kv_err make_ring(struct loading *loading, struct kv_diag *diag) {
     if (sum == 0)
         return KV_OK;
     struct engine *engine = loading->args->source->engine;
-    loading->ring = transfer_host_get(engine, loading->ring_bytes);
+    if (loading->ring_bytes == ring_bytes_max)
+        loading->ring = transfer_landing_take(engine, ring_bytes_max);
+    loading->is_landing = loading->ring != NULL;
+    if (loading->ring == NULL)
+        loading->ring = transfer_host_get(engine, loading->ring_bytes);
     while (loading->ring == NULL && loading->ring_bytes / 2 >= most) { /* others wake, too */
         loading->ring_bytes = kv_round_up(loading->ring_bytes / 2, RING_ALIGN_BYTES);
         loading->ring = transfer_host_get(engine, loading->ring_bytes);
@@ -342,6 +348,8 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
                                          .count = loading->read_count,
                                          .done = read_done,
                                          .room = may_begin,
+                                         .landing = {loading->is_landing ? loading->ring : NULL,
+                                                     loading->is_landing ? ring_bytes_max : 0},
                                          .context = loading,
                                          .ram = loading->args->plan->ram,
                                          .helper = 1};
@@ -428,7 +436,9 @@ static void end_loading(struct loading *loading, int in_doubt) {
     pthread_mutex_destroy(&loading->lock);
     for (size_t i = 0; i < loading->fetch.count && loading->going != NULL; i++)
         store_ram_return(source->store, &loading->going[i].loan);
-    if (!in_doubt)
+    if (!in_doubt && loading->is_landing)
+        transfer_landing_give(source->engine);
+    else if (!in_doubt)
         transfer_host_put(source->engine, loading->ring);
     kv_alloc_release(source->alloc, loading->going);
     kv_alloc_release(source->alloc, loading->reads);

@@ -270,7 +270,26 @@ static void failed_copies_lose_nothing(void **state) {
     life_close(&f.life);
 }
 
-TESTING_MAIN(cmocka_unit_test(both_sides_of_the_wall_are_equal),
+/* At one place from its first use on, and nobody has it twice. */
+static void one_lands_at_a_time(void **state) {
+    enum { BYTES = 1 << 20 };
+    struct fixture f;
+
+    (void)state;
+    open_fixture(&f, 1);
+    uint8_t *at = transfer_landing_take(f.life.engine, BYTES);
+    assert_non_null(at);
+    memset(at, 1, BYTES);
+    assert_null(transfer_landing_take(f.life.engine, BYTES));
+    transfer_landing_give(f.life.engine);
+    assert_null(transfer_landing_take(f.life.engine, BYTES + 1));
+    assert_ptr_equal(transfer_landing_take(f.life.engine, BYTES / 2), at);
+    transfer_landing_give(f.life.engine);
+    life_close(&f.life);
+}
+
+TESTING_MAIN(cmocka_unit_test(one_lands_at_a_time),
+             cmocka_unit_test(both_sides_of_the_wall_are_equal),
              cmocka_unit_test(the_best_tokens_decide_as_all_would),
              cmocka_unit_test(a_failed_step_costs_its_request_only),
              cmocka_unit_test(rows_that_were_not_kept_fail_the_session),
