@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum { ITEMS = 1000 };
 
@@ -18,6 +19,7 @@ struct job {
     int gated;
     atomic_uint worked[ITEMS];
     int thread[ITEMS];
+    int priority[READ_HELP_THREADS_MAX + 1];
     int meet; /* 1: they wait for each other inside the work */
     pthread_barrier_t all;
     atomic_uint met[READ_HELP_THREADS_MAX + 1];
@@ -25,6 +27,7 @@ struct job {
 
 static void work(void *context, size_t index, int thread) {
     struct job *job = context;
+    job->priority[thread] = getpriority(PRIO_PROCESS, 0);
     if (thread != 0 && job->gated) {
         pthread_mutex_lock(&job->gate);
         pthread_mutex_unlock(&job->gate);
@@ -58,6 +61,10 @@ static void all_back_once(uint32_t threads) {
     assert_int_equal(read_help_take(&help, 0, &index), 0);
     read_help_stop(&help);
     read_help_stop(&help);
+    int own = getpriority(PRIO_PROCESS, 0); /* higher is later, 19 the last; twin: BREAK_POLITE */
+    for (uint32_t i = 1; i <= threads; i++)
+        if (job.met[i] != 0)
+            assert_true(job.priority[i] > own || own == 19);
 }
 
 static void all_come_back_once(void **state) {
