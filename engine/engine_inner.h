@@ -117,6 +117,7 @@ struct session {
     uint32_t best_count;                            /* 0: there are logits */
     int generating, cancelled;
     int asked;      /* how many ask it several things: it stays as it is */
+    int patient;    /* others step more than once between two pieces of a question */
     int late;       /* a block's tier waits for them: its planes came meanwhile */
     uint32_t along; /* so many fingerprints go with the next question, at these floors … */
     int along_floors[SESSION_PRINTS];

@@ -150,6 +150,9 @@ enum kv_err session_ask_all(struct session *session, const struct session_ask *a
 void session_ask_begin(struct session *session);
 void session_ask_end(struct session *session);
 void session_ask_breathe(struct session *session);
+/* 1: nobody waits for what it is asked, so that others step several times between two pieces: most
+ * of their steps are as if nothing were asked. 0: at once, as usual. */
+void session_ask_patiently(struct session *session, int patient);
 /* DESIGN section 10: one throwaway forward at position n_kv. */
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag);

@@ -11,11 +11,14 @@
 
 enum {
     BATCH_MAX = FORWARD_TOGETHER_MAX, /* questions of one batch */
-    ROWS_BESIDE = 128, /* rows of one where others step between two, unless one question has more */
-    /* And layers of it at a time, or more where nobody does: over 131,072 tokens attention of
-     * chunks takes a sixth of a step for each layer, that of a few single rows a fortieth. */
+    /* Rows of one where others step between two, unless one question has more: four questions and
+     * two fingerprints. */
+    ROWS_BESIDE = 80,
+    /* And layers of it at a time, or more where nobody does: over 131,072 tokens attention of so
+     * many rows takes a tenth of a step for each layer, that of a few single rows a fortieth. */
     LAYERS_BESIDE = 1,
-    LAYERS_OF_SINGLES = 4
+    LAYERS_OF_SINGLES = 4,
+    PATIENCE = 3 /* steps of others between two pieces where nobody waits for the answers */
 };
 
 struct ask {
@@ -172,7 +175,17 @@ static int breathe(const struct session *session, int small) {
 #ifdef BREAK_ASK_BREATHE
     return 0;
 #endif
-    return engine_inner_has_work(session) ? 0 : engine_breathe(session->engine, small);
+    int stepped = 0;
+
+#ifdef BREAK_PATIENCE
+    return engine_breathe(session->engine, small);
+#endif
+    for (int left = session->patient ? PATIENCE : 1; left > 0; left--) {
+        if (engine_inner_has_work(session) || !engine_breathe(session->engine, small))
+            break;
+        stepped = 1;
+    }
+    return stepped;
 }
 
 /* 1 when others may step within the batch. */
@@ -285,6 +298,10 @@ void session_ask_end(struct session *session) {
         session->late = 0;
         engine_inner_review(session);
     }
+}
+
+void session_ask_patiently(struct session *session, int patient) {
+    session->patient = patient;
 }
 
 void session_ask_breathe(struct session *session) {

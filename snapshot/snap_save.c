@@ -187,11 +187,13 @@ static enum kv_err freeze_still(struct snapshot *snapshot, struct session *sessi
     line->saving = 1;
     (void)session_move(session, SESSION_SAVING);
     session_ask_begin(session);
+    session_ask_patiently(session, ticket->options.asleep);
     /* What is sealed already stays as it is: it is written while the session is asked. To queue
      * hundreds of blocks takes as long as a piece of a question. */
     snap_spill_requeue(snapshot, line, session);
     session_ask_breathe(session);
     enum kv_err err = freeze(snapshot, session, ticket, asked_ns_out, diag);
+    session_ask_patiently(session, 0);
     session_ask_end(session);
     return err;
 }

@@ -18,7 +18,13 @@
 #include <string.h>
 
 /* Tokens of context that questions take, and those of one with its template. */
-enum { ROOM = 320, EVENTS = 2 * NINE_SESSIONS_MAX + 1, QUEUE = 65536, RAM_TABLES = 8 << 20 };
+enum {
+    ROOM = 320,
+    EVENTS = 2 * NINE_SESSIONS_MAX + 1,
+    QUEUE = 65536,
+    RAM_TABLES = 8 << 20,
+    BREATH_TRIES = 1000
+};
 
 double nine_seconds(void) {
     return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
@@ -107,11 +113,22 @@ static void on_back(void *context) {
 static int on_breathe(void *context, int small) {
     struct nine *nine = context;
 
+    uint64_t before = nine->steps;
+
     (void)small;
-    int others = nine->shared && baton_waiting(&nine->baton) > 0;
+    if (!nine->shared)
+        return 0;
     on_away(context);
-    on_back(context);
-    return others;
+    baton_take(&nine->baton);
+    /* Between two steps the decoder looks at the first before it asks for its turn again. */
+    for (uint32_t left = BREATH_TRIES; nine->steps == before && left > 0; left--) {
+        baton_give(&nine->baton);
+        sched_yield();
+        baton_take(&nine->baton);
+    }
+    if (nine->holds)
+        nine_holds_back(nine->holds);
+    return nine->steps != before;
 }
 
 /* --- opening */
@@ -394,6 +411,7 @@ enum kv_err nine_step(struct nine *nine, uint32_t *tokens_out, struct kv_diag *d
     uint32_t count = 0;
 
     *tokens_out = 0;
+    nine->steps++;
     for (uint32_t i = 0; i < NINE_SESSIONS_MAX; i++) {
         struct nine_user *user = &nine->users[i];
         if (!user->session || user->away)

@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-enum { NINE_PLACES = 96, NINE_LONGEST = 10, NINE_STEPS_KEPT = 1 << 16, NINE_TOLD_NS = 1000000 };
+enum { NINE_PLACES = 256, NINE_LONGEST = 10, NINE_STEPS_KEPT = 1 << 16, NINE_TOLD_NS = 1000000 };
 enum nine_move_kind { NINE_NOT_MOVING, NINE_SLEEPS, NINE_WAKES, NINE_SAVES, NINE_MOVE_KINDS };
 
 struct nine_place {       /* the n-th stretch of a move */

@@ -7,7 +7,8 @@
  *
  * Fails with BREAK_ASK_BREATHE (nobody steps before the last piece), BREAK_FORWARD_KEPT (a piece
  * goes on from what somebody else's step has left), BREAK_FREEZE_AWAY (pages are packed by who
- * holds the engine) and BREAK_LAYER_GATE (a question reads what has not arrived).
+ * holds the engine), BREAK_LAYER_GATE (a question reads what has not arrived) and BREAK_PATIENCE
+ * (others step once where nobody waits for the answers).
  */
 #include "engine/engine_inner.h"
 #include "tests/support_engine.h"
@@ -275,6 +276,12 @@ static void others_step_within_a_question(void **state) {
         assert_int_equal(beside.away, beside.count);
         assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
     }
+    scene.breaths = 0;
+    session_ask_patiently(asked, 1);
+    ask_all(asked, &scene, &beside);
+    session_ask_patiently(asked, 0);
+    assert_int_equal(scene.breaths, 3 * layers);
+    assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
     scene.also = support_engine_session(scene.engine, "also", IMAGE_RECIPE_V3);
     scene.others = 0;
     support_engine_feed(scene.also, ids + 100, TOKENS - 100);
