@@ -460,32 +460,17 @@ static enum kv_err freeze_page(struct session *session, const struct kvops_page 
     return pack_page(engine, page, frozen->tokens, frozen->bytes);
 }
 
-/* One that is being asked stays as it is while others step. */
-static enum kv_err freeze_page_away(struct session *session, const struct kvops_page *page,
-                                    int wanted, struct transfer_frozen_page *frozen) {
-    int away = wanted && session->asked && !engine_inner_has_work(session);
-#ifdef BREAK_FREEZE_AWAY
-    away = 0;
-#endif
-    if (away)
-        engine_away(session->engine);
-    enum kv_err err = freeze_page(session, page, wanted, frozen);
-    if (away)
-        engine_back(session->engine);
-    return err;
-}
-
 static enum kv_err freeze_pages(struct session *session, transfer_want_page want, void *context,
                                 struct transfer_frozen *frozen) {
     uint32_t left = layout_window_tokens(session->n_kv);
     uint64_t first = LAYOUT_SINK_TOKENS + (uint64_t)session->block_count * LAYOUT_BLOCK_TOKENS;
-    enum kv_err err = device_wait(session->engine->device, DEVICE_STEP);
+    enum kv_err err = KV_OK;
 
     frozen->sinks.tokens = layout_sink_tokens(session->n_kv);
     frozen->image.sinks.tokens = frozen->sinks.tokens;
-    if (err == KV_OK && frozen->sinks.tokens)
-        err = freeze_page_away(session, &session->window.sinks,
-                               want(context, 0, frozen->sinks.tokens), &frozen->sinks);
+    if (frozen->sinks.tokens)
+        err = freeze_page(session, &session->window.sinks, want(context, 0, frozen->sinks.tokens),
+                          &frozen->sinks);
     while (err == KV_OK && left) {
         uint32_t index = frozen->page_count++;
         struct transfer_frozen_page *page = &frozen->pages[index];
@@ -493,12 +478,31 @@ static enum kv_err freeze_pages(struct session *session, transfer_want_page want
         page->tokens = left < LAYOUT_PAGE_TOKENS ? left : LAYOUT_PAGE_TOKENS;
         frozen->image.pages[index].first = page->first;
         frozen->image.pages[index].tokens = page->tokens;
-        err = freeze_page_away(session, &session->window.pages[index],
-                               want(context, page->first, page->tokens), page);
+        err = freeze_page(session, &session->window.pages[index],
+                          want(context, page->first, page->tokens), page);
         first += page->tokens;
         left -= page->tokens;
     }
     frozen->image.page_count = frozen->page_count;
+    return err;
+}
+
+/* One that is being asked stays as it is while others step. */
+static enum kv_err freeze_pages_away(struct session *session, transfer_want_page want,
+                                     void *context, struct transfer_frozen *frozen) {
+    int away = session->asked && !engine_inner_has_work(session);
+    enum kv_err err = device_wait(session->engine->device, DEVICE_STEP);
+
+#ifdef BREAK_FREEZE_AWAY
+    away = 0;
+#endif
+    if (err != KV_OK)
+        return err;
+    if (away)
+        engine_away(session->engine);
+    err = freeze_pages(session, want, context, frozen);
+    if (away)
+        engine_back(session->engine);
     return err;
 }
 
@@ -514,7 +518,7 @@ enum kv_err transfer_freeze(struct session *session, transfer_want_page want, vo
     image_init(&frozen.image);
     err = freeze_image(session, &frozen.image);
     if (err == KV_OK)
-        err = freeze_pages(session, want, context, &frozen);
+        err = freeze_pages_away(session, want, context, &frozen);
     if (err != KV_OK) {
         transfer_frozen_release(session->engine, &frozen);
         if (err == KV_ERR_DEVICE)

@@ -136,6 +136,7 @@ struct transfer_frozen {
     struct transfer_frozen_page pages[IMAGE_PAGES_MAX];
     uint32_t page_count;
 };
+/* Pure: others may step while it is called. */
 typedef int (*transfer_want_page)(void *context, uint64_t first, uint32_t tokens);
 enum kv_err transfer_freeze(struct session *session, transfer_want_page want, void *context,
                             struct transfer_frozen *frozen_out, struct kv_diag *diag);
