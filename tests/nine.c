@@ -18,6 +18,7 @@
 #include "tests/support_nine_pool.h"
 #include "tests/support_nine_tell.h"
 
+#include <errno.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,15 +163,23 @@ static int act_curves(struct nine_results *results, struct nine *nine, struct kv
 
 /* --- act 3 */
 
-static int check_disk(struct nine_results *results, const struct nine *nine, struct kv_diag *diag) {
+static int disk_free(const struct nine_results *results, uint64_t *bytes_out,
+                     struct kv_diag *diag) {
     struct statvfs disk;
     char parent[512];
 
     snprintf(parent, sizeof parent, "%.500s", results->wish->settings.dir);
     *strrchr(parent, '/') = 0;
     if (statvfs(parent, &disk) != 0)
-        return kv_diag_set(diag, KV_ERR_IO, "%s: its disk cannot be asked", parent), 0;
-    results->disk_free = (uint64_t)disk.f_bavail * disk.f_frsize;
+        return kv_diag_set(diag, KV_ERR_IO, "%s: its disk cannot be asked: %s", parent,
+                           strerror(errno)),
+               0;
+    return *bytes_out = (uint64_t)disk.f_bavail * disk.f_frsize, 1;
+}
+
+static int check_disk(struct nine_results *results, const struct nine *nine, struct kv_diag *diag) {
+    if (!disk_free(results, &results->disk_free, diag))
+        return 0;
     results->disk_need = nine_store_need(nine, results->wish->sessions);
     printf("  disk: %.2f GiB free, %u sessions write at most %.2f GiB\n",
            (double)results->disk_free / 1073741824.0, results->wish->sessions,
@@ -180,6 +189,34 @@ static int check_disk(struct nine_results *results, const struct nine *nine, str
                            "the disk has no room for %u sessions: fewer with --sessions or "
                            "--tokens, or another disk with --store",
                            results->wish->sessions),
+               0;
+    return 1;
+}
+
+/* Sessions grow while they live: by as many tokens as steps of all of them give, at what a token
+ * has taken so far. */
+static int check_growth(struct nine_results *results, const struct nine *nine,
+                        struct kv_diag *diag) {
+    const struct nine_curve *curve = &results->curves[results->curve_count - 1];
+    const struct nine_point *most = &curve->points[curve->point_count - 1];
+    double tokens = most->tokens_s * results->wish->seconds, stored = 0;
+    struct store_stats stats;
+    uint64_t free_bytes;
+
+    store_stats_get(nine->store, &stats);
+    for (uint32_t i = 0; i < results->wish->sessions; i++)
+        stored += nine->users[i].tokens;
+    results->disk_growth = (uint64_t)(tokens * (double)stats.segment_bytes / stored);
+    if (!disk_free(results, &free_bytes, diag))
+        return 0;
+    printf("  disk: %.2f GiB written, %.2f free; %.0f s of decoding add %.0f tokens, %.2f GiB\n",
+           (double)stats.segment_bytes / 1073741824.0, (double)free_bytes / 1073741824.0,
+           results->wish->seconds, tokens, (double)results->disk_growth / 1073741824.0);
+    if (results->disk_growth > free_bytes)
+        return kv_diag_set(diag, KV_ERR_NO_SPACE,
+                           "the disk has no room for what %.0f s of decoding add: fewer --seconds "
+                           "or --sessions, or another disk with --store",
+                           results->wish->seconds),
                0;
     return 1;
 }
@@ -198,7 +235,7 @@ static int make_sessions(struct nine_results *results, struct nine *nine, struct
     nine_settle(nine);
     printf("  %u sessions exist, %u are awake (%.0f s)\n", results->wish->sessions, awake,
            nine_seconds() - results->begun);
-    return 1;
+    return check_growth(results, nine, diag);
 }
 
 static int act_wakes(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
@@ -501,7 +538,10 @@ int main(int argc, char **argv) {
         return status;
     snprintf(dir, sizeof dir, "%.300s/nine-XXXXXX", wish.settings.dir ? wish.settings.dir : "/tmp");
     if (!mkdtemp(dir))
-        return fprintf(stderr, "nine: no folder can be made as %s\n", dir), 1;
+        return fprintf(stderr,
+                       "nine: no folder can be made as %s: %s; --store takes one that exists\n",
+                       dir, strerror(errno)),
+               1;
     snprintf(store, sizeof store, "%s/store", dir);
     wish.settings.dir = store;
     results.wish = &wish;

@@ -171,12 +171,13 @@ static void add_life(cJSON *to, struct nine_results *results) {
     cJSON_AddNumberToObject(own, "wakes", life->wakes);
     cJSON_AddNumberToObject(own, "proven", life->proven);
     cJSON_AddNumberToObject(own, "exchanges_beside_decoding", life->move_count);
-    cJSON_AddNumberToObject(own, "quiet_p50_ms", nine_gaps_ms(&life->quiet, 0.5));
-    cJSON_AddNumberToObject(own, "quiet_p99_ms", nine_gaps_ms(&life->quiet, 0.99));
-    cJSON_AddNumberToObject(own, "quiet_steps", life->quiet.count);
-    cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->moving, 0.5));
-    cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->moving, 0.99));
-    cJSON_AddNumberToObject(own, "moving_steps", life->moving.count);
+    cJSON_AddNumberToObject(own, "quiet_p50_ms", nine_gaps_ms(&life->seen.quiet, 0.5));
+    cJSON_AddNumberToObject(own, "quiet_p99_ms", nine_gaps_ms(&life->seen.quiet, 0.99));
+    cJSON_AddNumberToObject(own, "quiet_steps", life->seen.quiet.count);
+    cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->seen.moving, 0.5));
+    cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->seen.moving, 0.99));
+    cJSON_AddNumberToObject(own, "moving_steps", life->seen.moving.count);
+    cJSON_AddNumberToObject(own, "short_steps", life->seen.short_steps);
     cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->last.bound_by));
     add_score(own, &life->score);
 }
@@ -281,11 +282,11 @@ static void add_saves(cJSON *to, struct nine_saves *saves) {
     cJSON_AddNumberToObject(full, "plain_ms", (double)saves->plain.ns * 1e-6);
     cJSON_AddNumberToObject(full, "plain_bytes", (double)saves->plain.bytes);
     cJSON_AddBoolToObject(full, "plain_direct", saves->plain.direct);
-    cJSON_AddNumberToObject(full, "quiet_p50_ms", nine_gaps_ms(&saves->quiet, 0.5));
-    cJSON_AddNumberToObject(full, "quiet_p99_ms", nine_gaps_ms(&saves->quiet, 0.99));
-    cJSON_AddNumberToObject(full, "saving_p50_ms", nine_gaps_ms(&saves->saving, 0.5));
-    cJSON_AddNumberToObject(full, "saving_p99_ms", nine_gaps_ms(&saves->saving, 0.99));
-    cJSON_AddNumberToObject(full, "saving_steps", saves->saving.count);
+    cJSON_AddNumberToObject(full, "quiet_p50_ms", nine_gaps_ms(&saves->seen.quiet, 0.5));
+    cJSON_AddNumberToObject(full, "quiet_p99_ms", nine_gaps_ms(&saves->seen.quiet, 0.99));
+    cJSON_AddNumberToObject(full, "saving_p50_ms", nine_gaps_ms(&saves->seen.moving, 0.5));
+    cJSON_AddNumberToObject(full, "saving_p99_ms", nine_gaps_ms(&saves->seen.moving, 0.99));
+    cJSON_AddNumberToObject(full, "saving_steps", saves->seen.moving.count);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++)
             add_save_step(steps, saves->lengths[i].tokens, &saves->lengths[i].steps[k]);

@@ -44,7 +44,7 @@ struct nine_results {
     struct nine_saves saves;
     int saved;
     struct engine_slots slots;
-    uint64_t disk_free, disk_need;
+    uint64_t disk_free, disk_need, disk_growth; /* growth: of the life, at most about */
     struct nine_goal goals[NINE_GOALS_MAX];
     uint32_t goal_count;
     int wrong, missed;

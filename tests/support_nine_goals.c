@@ -97,9 +97,9 @@ static void save_rows(struct nine_results *results) {
                  (double)saves->held_ns / (double)full->stage_ns[RECEIPT_COPY]);
     if (saves->others) {
         nine_row(results, "decode p50 of the others while it saves over quiet", 1.02, NINE_AT_MOST,
-                 nine_gaps_ms(&saves->saving, 0.5) / nine_gaps_ms(&saves->quiet, 0.5));
+                 nine_gaps_ms(&saves->seen.moving, 0.5) / nine_gaps_ms(&saves->seen.quiet, 0.5));
         nine_row(results, "decode p99 of the others while it saves over quiet", 1.10, NINE_AT_MOST,
-                 nine_gaps_ms(&saves->saving, 0.99) / nine_gaps_ms(&saves->quiet, 0.99));
+                 nine_gaps_ms(&saves->seen.moving, 0.99) / nine_gaps_ms(&saves->seen.quiet, 0.99));
     }
     for (uint32_t i = 0; i < NINE_SAVE_STEPS; i++) {
         char what[96];
@@ -150,20 +150,24 @@ void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
     if (!results->lived)
         return;
     tell_wakes(results, nine);
-    double quiet = nine_gaps_ms(&life->quiet, 0.5), quiet_p99 = nine_gaps_ms(&life->quiet, 0.99);
+    double quiet = nine_gaps_ms(&life->seen.quiet, 0.5),
+           quiet_p99 = nine_gaps_ms(&life->seen.quiet, 0.99);
     nine_row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes,
              NINE_AT_LEAST, life->proven);
+    nine_row(results, "steps that somebody had no context left for", 0, NINE_AT_MOST,
+             life->seen.short_steps);
     nine_row(results, "sleeps that kept 8 needles (asked plain and with the hole)", nine->sleeps,
              NINE_AT_LEAST, nine->sleeps_kept);
     nine_row(results, "needles right of all sessions at the end", life->score.asked, NINE_AT_LEAST,
              life->score.right);
     printf("  decoding of the others: quiet p50 %.3f ms, p99 %.3f (%u steps); meanwhile p50 %.3f, "
            "p99 %.3f, most %.3f (%u steps)\n",
-           quiet, quiet_p99, life->quiet.count, nine_gaps_ms(&life->moving, 0.5),
-           nine_gaps_ms(&life->moving, 0.99), nine_gaps_ms(&life->moving, 1), life->moving.count);
-    nine_tell_holds(life->holds);
+           quiet, quiet_p99, life->seen.quiet.count, nine_gaps_ms(&life->seen.moving, 0.5),
+           nine_gaps_ms(&life->seen.moving, 0.99), nine_gaps_ms(&life->seen.moving, 1),
+           life->seen.moving.count);
+    nine_tell_holds(life->seen.holds);
     nine_row(results, "decode p50 of the others over quiet", 1.02, NINE_AT_MOST,
-             nine_gaps_ms(&life->moving, 0.5) / quiet);
+             nine_gaps_ms(&life->seen.moving, 0.5) / quiet);
     nine_row(results, "decode p99 of the others over quiet", 1.10, NINE_AT_MOST,
-             nine_gaps_ms(&life->moving, 0.99) / quiet_p99);
+             nine_gaps_ms(&life->seen.moving, 0.99) / quiet_p99);
 }

@@ -5,89 +5,15 @@
  */
 #include "tests/support_nine_life.h"
 
-#include "engine/engine_inner.h"
 #include "store/base/clock.h"
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
-
-/* --- gaps */
-
-double nine_gaps_ms(struct nine_gaps *gaps, double share) {
-    if (gaps->count == 0)
-        return 0;
-    nine_sort(gaps->ns, gaps->count);
-    return (double)gaps->ns[(size_t)(share * (double)(gaps->count - 1))] * 1e-6;
-}
-
-/* --- the thread that decodes */
-
-struct decoder {
-    struct nine *nine;
-    struct nine_life *life;
-    atomic_int stop, moving;
-    uint64_t quiet_ns; /* the median of quiet gaps, once sessions move */
-    pthread_mutex_t lock;
-    pthread_cond_t rested;
-    double rest_until; /* 0: nobody rests */
-    uint32_t rest_gaps;
-    enum kv_err err;
-    struct kv_diag diag;
-};
-
-/* Whoever moves sessions rests until enough was seen without it. */
-static void tell_rested(struct decoder *decoder) {
-    const struct nine_gaps *quiet = &decoder->life->quiet;
-
-    pthread_mutex_lock(&decoder->lock);
-    if (decoder->rest_until > 0 &&
-        ((nine_seconds() >= decoder->rest_until && quiet->count >= decoder->rest_gaps) ||
-         decoder->err != KV_OK || quiet->count == NINE_GAPS_MAX)) {
-        decoder->rest_until = 0;
-        pthread_cond_signal(&decoder->rested);
-    }
-    pthread_mutex_unlock(&decoder->lock);
-}
-
-/* A gap is what a user sees: from the end of one step to the end of the next, whoever had the
- * device meanwhile. */
-static void *decode(void *context) {
-    struct decoder *decoder = context;
-    const struct kv_clock *clock = kv_clock_system();
-    const uint64_t *wait_ns = &decoder->nine->engine->device->busy_ns[DEVICE_WAIT];
-    uint64_t last_ns = 0;
-    int before = 0;
-
-    while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
-        uint32_t tokens = 0;
-        baton_take(&decoder->nine->baton);
-        int moving = atomic_load(&decoder->moving);
-        uint64_t begun_ns = kv_clock_now_ns(clock), waited_ns = *wait_ns;
-        decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
-        uint64_t now_ns = kv_clock_now_ns(clock);
-        const struct nine_stepped stepped = {tokens && last_ns ? now_ns - last_ns : 0,
-                                             now_ns - begun_ns, *wait_ns - waited_ns,
-                                             moving ? decoder->quiet_ns : 0};
-        nine_holds_stepped(decoder->life->holds, &stepped);
-        struct nine_gaps *gaps = moving || before ? &decoder->life->moving : &decoder->life->quiet;
-        if (tokens && last_ns && gaps->count < NINE_GAPS_MAX)
-            gaps->ns[gaps->count++] = now_ns - last_ns;
-        baton_give(&decoder->nine->baton);
-        last_ns = tokens ? now_ns : 0;
-        before = moving;
-        tell_rested(decoder);
-        sched_yield();
-    }
-    return NULL;
-}
 
 /* --- moves */
 
@@ -245,26 +171,9 @@ enum kv_err nine_read_plain(const struct nine *nine, uint64_t bytes, struct nine
 
 /* --- the life */
 
-/* With the baton, which the decoder has meanwhile. Everybody grows, and steps with them: what is
- * quiet is looked at between moves, not before all of them. */
-static void rest(struct decoder *decoder, double seconds, uint32_t least) {
-    struct nine *nine = decoder->nine;
-
-    atomic_store(&decoder->moving, 0);
-    baton_give(&nine->baton);
-    pthread_mutex_lock(&decoder->lock);
-    decoder->rest_gaps = least;
-    decoder->rest_until = nine_seconds() + seconds;
-    while (decoder->rest_until > 0 && decoder->err == KV_OK)
-        pthread_cond_wait(&decoder->rested, &decoder->lock);
-    pthread_mutex_unlock(&decoder->lock);
-    baton_take(&nine->baton);
-    decoder->quiet_ns = (uint64_t)(nine_gaps_ms(&decoder->life->quiet, 0.5) * 1e6);
-    atomic_store(&decoder->moving, 1);
-}
-
-/* As many decode in quiet as meanwhile: one is left out. A fifth of the time is quiet. */
-static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder *decoder,
+/* As many decode in quiet as meanwhile: one is left out. A fifth of the time is quiet, a part
+ * between any two moves: everybody grows, and steps with them. */
+static enum kv_err live_shared(struct nine *nine, double seconds, struct nine_decoder *decoder,
                                struct nine_life *life, struct kv_diag *diag) {
     uint64_t state = nine->settings.seed;
     uint32_t out = draw(nine, 1, &state);
@@ -273,7 +182,7 @@ static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder
 
     nine->users[out].away = 1;
     baton_take(&nine->baton);
-    rest(decoder, seconds / 40, 20);
+    nine_decoder_rest(decoder, seconds / 40, 20);
     while (err == KV_OK && decoder->err == KV_OK && life->move_count < NINE_WAKES_MAX &&
            (nine_seconds() < begun + seconds || life->move_count == 0)) {
         uint32_t comes = draw(nine, 0, &state);
@@ -282,7 +191,7 @@ static enum kv_err live_shared(struct nine *nine, double seconds, struct decoder
         out = draw(nine, 1, &state);
         nine->users[out].away = 1;
         if (err == KV_OK)
-            rest(decoder, (nine_seconds() - from) / 4, 0);
+            nine_decoder_rest(decoder, (nine_seconds() - from) / 4, 0);
     }
     baton_give(&nine->baton);
     return err;
@@ -315,31 +224,12 @@ static enum kv_err ask_everybody(struct nine *nine, struct nine_life *life, stru
 
 enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
                       struct kv_diag *diag) {
-    struct decoder decoder = {.nine = nine, .life = life};
-    pthread_t thread;
-    enum kv_err err;
+    struct nine_decoder decoder;
+    enum kv_err err = nine_decoder_begin(nine, &life->seen, &decoder, diag);
 
-    life->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *life->quiet.ns);
-    life->moving.ns = calloc(NINE_GAPS_MAX, sizeof *life->moving.ns);
-    nine->holds = life->holds = calloc(1, sizeof *life->holds);
-    if (!life->quiet.ns || !life->moving.ns || !life->holds)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
-    pthread_mutex_init(&decoder.lock, NULL);
-    pthread_cond_init(&decoder.rested, NULL);
-    nine->shared = 1;
-    if (pthread_create(&thread, NULL, decode, &decoder) != 0)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no thread to decode with");
-    err = live_shared(nine, seconds, &decoder, life, diag);
-    atomic_store(&decoder.stop, 1);
-    pthread_join(thread, NULL);
-    pthread_cond_destroy(&decoder.rested);
-    pthread_mutex_destroy(&decoder.lock);
-    nine->shared = 0;
-    nine->holds = NULL;
-    if (err == KV_OK && decoder.err != KV_OK) {
-        err = decoder.err;
-        *diag = decoder.diag;
-    }
+    if (err == KV_OK)
+        err = live_shared(nine, seconds, &decoder, life, diag);
+    err = nine_decoder_end(&decoder, err, diag);
     for (uint32_t i = 0; i < nine->user_count; i++)
         nine->users[i].away = 0;
     if (err == KV_OK)
@@ -348,7 +238,5 @@ enum kv_err nine_live(struct nine *nine, double seconds, struct nine_life *life,
 }
 
 void nine_life_release(struct nine_life *life) {
-    free(life->quiet.ns);
-    free(life->moving.ns);
-    free(life->holds);
+    nine_seen_release(&life->seen);
 }

@@ -11,15 +11,9 @@
 #ifndef TESTS_SUPPORT_NINE_LIFE_H
 #define TESTS_SUPPORT_NINE_LIFE_H
 
-#include "tests/support_nine.h"
+#include "tests/support_nine_decode.h"
 
-enum { NINE_GAPS_MAX = 1 << 18, NINE_WAKES_MAX = 4096, NINE_PAIRS = 3 };
-
-struct nine_gaps {
-    uint64_t *ns; /* [NINE_GAPS_MAX] */
-    uint32_t count;
-};
-double nine_gaps_ms(struct nine_gaps *gaps, double share); /* sorts them */
+enum { NINE_WAKES_MAX = 4096, NINE_PAIRS = 3 };
 
 struct nine_move {
     uint64_t sleep_ns, wake_ns, sleep_bytes, wake_bytes;
@@ -29,8 +23,7 @@ struct nine_plain {
     int direct; /* 0: the file system refuses O_DIRECT */
 };
 struct nine_life {
-    struct nine_gaps quiet, moving;
-    struct nine_holds *holds;
+    struct nine_seen seen;
     struct nine_move moves[NINE_WAKES_MAX];
     uint32_t move_count;
     uint32_t wakes, proven;

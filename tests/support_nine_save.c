@@ -12,9 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,87 +19,11 @@
 
 enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
 enum { WINDOW_TOKENS = 30, QUIET_STEPS = 100 };
-enum { QUIET, SAVING, WRITING_PLAIN }; /* what goes on beside the decoder */
 static const uint32_t step_tokens[NINE_SAVE_STEPS] = {1, 256, 4096};
-static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, NINE_SAVE_TURNS, 3};
+static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, NINE_SAVE_TURNS, 5};
 
 static uint64_t now(void) {
     return kv_clock_now_ns(kv_clock_system());
-}
-
-/* --- the others */
-
-struct decoder {
-    struct nine *nine;
-    struct nine_saves *saves;
-    pthread_t thread;
-    atomic_int stop, saving;
-    enum kv_err err;
-    struct kv_diag diag;
-};
-
-static void *decode(void *context) {
-    struct decoder *decoder = context;
-    const uint64_t *wait_ns = &decoder->nine->engine->device->busy_ns[DEVICE_WAIT];
-    uint64_t last_ns = 0;
-
-    while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
-        uint32_t tokens = 0;
-        int saving = atomic_load(&decoder->saving);
-        baton_take(&decoder->nine->baton);
-        uint64_t begun_ns = now(), waited_ns = *wait_ns;
-        decoder->err = nine_step(decoder->nine, &tokens, &decoder->diag);
-        uint64_t now_ns = now();
-        const struct nine_stepped stepped = {0, now_ns - begun_ns, *wait_ns - waited_ns, 0};
-        if (saving != WRITING_PLAIN && tokens)
-            nine_holds_stepped(decoder->saves->holds, &stepped);
-        baton_give(&decoder->nine->baton);
-        struct nine_gaps *gaps =
-            saving == SAVING ? &decoder->saves->saving : &decoder->saves->quiet;
-        if (saving != WRITING_PLAIN && tokens && last_ns && gaps->count < NINE_GAPS_MAX)
-            gaps->ns[gaps->count++] = now_ns - last_ns;
-        last_ns = tokens ? now_ns : 0;
-        sched_yield();
-    }
-    return NULL;
-}
-
-static enum kv_err begin_others(struct decoder *decoder, struct kv_diag *diag) {
-    struct nine_saves *saves = decoder->saves;
-
-    saves->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *saves->quiet.ns);
-    saves->saving.ns = calloc(NINE_GAPS_MAX, sizeof *saves->saving.ns);
-    decoder->nine->holds = saves->holds = calloc(1, sizeof *saves->holds);
-    if (!saves->quiet.ns || !saves->saving.ns || !saves->holds)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
-    decoder->nine->shared = 1;
-    if (pthread_create(&decoder->thread, NULL, decode, decoder) == 0)
-        return KV_OK;
-    decoder->nine->shared = 0;
-    return kv_diag_set(diag, KV_ERR_NOMEM, "no thread to decode with");
-}
-
-static enum kv_err end_others(struct decoder *decoder, enum kv_err err, struct kv_diag *diag) {
-    if (!decoder->nine->shared)
-        return err;
-    atomic_store(&decoder->stop, 1);
-    pthread_join(decoder->thread, NULL);
-    decoder->nine->shared = 0;
-    decoder->nine->holds = NULL;
-    if (err == KV_OK && decoder->err != KV_OK) {
-        *diag = decoder->diag;
-        return decoder->err;
-    }
-    return err;
-}
-
-static void wait_quiet(struct decoder *decoder) {
-    for (int over = !decoder->saves->others; !over;) {
-        baton_take(&decoder->nine->baton);
-        over = decoder->saves->quiet.count >= QUIET_STEPS || decoder->err != KV_OK;
-        baton_give(&decoder->nine->baton);
-        sched_yield();
-    }
 }
 
 /* --- the plain writer */
@@ -350,13 +271,18 @@ static enum kv_err run_steps(struct nine *nine, struct nine_save_length *lengths
 /* --- all of it */
 
 /* The long session, and for how long others had to wait for whoever saved it. */
-static enum kv_err save_watched(struct nine *nine, struct nine_saves *saves, struct kv_diag *diag) {
-    struct nine_holds *holds = saves->holds;
+static enum kv_err save_watched(struct nine_decoder *decoder, struct nine_saves *saves,
+                                struct kv_diag *diag) {
+    struct nine_holds *holds = saves->seen.holds;
+    struct nine *nine = decoder->nine;
 
     baton_take(&nine->baton);
+    if (saves->others)
+        nine_decoder_rest(decoder, 0, QUIET_STEPS);
     nine_holds_move(holds, NINE_SAVES);
     enum kv_err err = save(nine, nine->users[NINE_SAVE_LONG].session, &saves->full, diag);
     nine_holds_move(holds, NINE_NOT_MOVING);
+    atomic_store(&decoder->beside, NINE_NOT_LOOKED_AT);
     baton_give(&nine->baton);
     for (uint32_t i = 0; i < NINE_PLACES; i++) {
         const struct nine_place *place = &holds->places[NINE_SAVES][i];
@@ -367,9 +293,9 @@ static enum kv_err save_watched(struct nine *nine, struct nine_saves *saves, str
     return err;
 }
 
-static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag *diag) {
-    struct nine *nine = decoder->nine;
-    struct nine_saves *saves = decoder->saves;
+static enum kv_err run(struct nine *nine, const char *dir, struct nine_saves *saves,
+                       struct kv_diag *diag) {
+    struct nine_decoder decoder = {0};
     struct receipt first;
     enum kv_err err = KV_OK;
 
@@ -377,15 +303,12 @@ static enum kv_err run(struct decoder *decoder, const char *dir, struct kv_diag 
     KV_TRY(add_with_room(nine, NINE_SAVE_SHORT, diag));
     for (uint32_t i = 0; i < NINE_SAVERS; i++)
         saves->others += nine->users[i].session != NULL;
-    KV_TRY(begin_others(decoder, diag));
-    wait_quiet(decoder);
-    atomic_store(&decoder->saving, SAVING);
-    err = save_watched(nine, saves, diag);
-    atomic_store(&decoder->saving, WRITING_PLAIN);
+    KV_TRY(nine_decoder_begin(nine, &saves->seen, &decoder, diag));
+    err = save_watched(&decoder, saves, diag);
     if (err == KV_OK)
         err = write_plain(dir, saves->full.door_bytes, &saves->plain, diag);
 done:
-    err = end_others(decoder, err, diag);
+    err = nine_decoder_end(&decoder, err, diag);
     /* Alone, so that only the saves themselves are in what they take, and with room to grow. */
     for (uint32_t i = 0; i < NINE_SAVERS; i++)
         nine_drop(nine, i);
@@ -402,7 +325,6 @@ static int remove_entry(const char *path, const struct stat *status, int kind, s
 
 enum kv_err nine_save_run(struct nine *nine, const char *dir, struct nine_saves *saves_out,
                           struct kv_diag *diag) {
-    struct decoder decoder = {.nine = nine, .saves = saves_out};
     const char *usual = nine->settings.dir;
     char own[512];
 
@@ -412,7 +334,7 @@ enum kv_err nine_save_run(struct nine *nine, const char *dir, struct nine_saves 
     nine->saves = 1;
     enum kv_err err = nine_store(nine, diag);
     if (err == KV_OK)
-        err = run(&decoder, dir, diag);
+        err = run(nine, dir, saves_out, diag);
     nine_drop(nine, NINE_SAVE_SHORT);
     nine_drop(nine, NINE_SAVE_LONG);
     nine_store_end(nine);
@@ -457,13 +379,13 @@ void nine_save_tell(struct nine_saves *saves) {
            (unsigned long long)full->tokens, saves->others, milliseconds(full->wall_ns),
            megabytes(full->door_bytes), nine_rate(full->door_bytes, full->wall_ns),
            saves->plain.direct ? "" : " (buffered: O_DIRECT is refused here)",
-           nine_rate(saves->plain.bytes, saves->plain.ns), nine_gaps_ms(&saves->saving, 0.5),
-           nine_gaps_ms(&saves->saving, 0.99), nine_gaps_ms(&saves->quiet, 0.5),
-           nine_gaps_ms(&saves->quiet, 0.99));
+           nine_rate(saves->plain.bytes, saves->plain.ns), nine_gaps_ms(&saves->seen.moving, 0.5),
+           nine_gaps_ms(&saves->seen.moving, 0.99), nine_gaps_ms(&saves->seen.quiet, 0.5),
+           nine_gaps_ms(&saves->seen.quiet, 0.99));
     printf("    held the others up for %.1f ms in all, %.1f at one time\n",
            milliseconds(saves->held_ns), milliseconds(saves->held_most_ns));
     tell_stages(full);
-    nine_tell_holds(saves->holds);
+    nine_tell_holds(saves->seen.holds);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
             const struct nine_save_step *step = &saves->lengths[i].steps[k];
@@ -481,7 +403,5 @@ void nine_save_tell(struct nine_saves *saves) {
 }
 
 void nine_save_release(struct nine_saves *saves) {
-    free(saves->quiet.ns);
-    free(saves->saving.ns);
-    free(saves->holds);
+    nine_seen_release(&saves->seen);
 }

@@ -21,7 +21,7 @@ struct nine_save_step {
     uint32_t tokens;
     uint64_t bytes, record_bytes, image_bytes; /* through the door, and of these */
     uint64_t allowed_bytes;  /* 1.05 × (planes of new blocks + changed pages, raw) + one record */
-    struct receipt receipt;  /* of the median wall: of 9 after 1 and 256 tokens, 3 after 4,096 */
+    struct receipt receipt;  /* of the median wall: of 9 after 1 and 256 tokens, 5 after 4,096 */
     uint64_t after_proof_ns; /* wall less the proof, the median */
     uint64_t after_proof_least_ns, after_proof_most_ns;
 };
@@ -34,8 +34,7 @@ struct nine_saves {
     struct nine_plain plain;
     uint64_t held_ns, held_most_ns; /* while it ran nobody could step: in all, at one time */
     uint32_t others;                /* who decode meanwhile */
-    struct nine_gaps quiet, saving;
-    struct nine_holds *holds;                         /* of the same steps, and of the full save */
+    struct nine_seen seen;          /* of them: quiet, and beside the full save */
     struct nine_save_length lengths[NINE_SAVE_USERS]; /* short, long */
 };
 

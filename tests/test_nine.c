@@ -6,8 +6,8 @@
  * Not responsible for: 8B geometry (make gpu-demo).
  *
  * Fails with BREAK_NINE_THIEF (a thief is not counted), BREAK_NINE_SLOT (arithmetic is off by one
- * slot), BREAK_NINE_UNPROVEN (every wake counts as proven) and BREAK_NINE_KEPT (a needle that the
- * hole does not hurt counts as kept).
+ * slot), BREAK_NINE_UNPROVEN (every wake counts as proven), BREAK_NINE_KEPT (a needle that the hole
+ * does not hurt counts as kept) and BREAK_NINE_SHORT (steps of fewer count as steps of all).
  */
 #include "tests/support_nine_curve.h"
 #include "tests/support_nine_save.h"
@@ -285,8 +285,8 @@ static void more_sessions_than_are_awake_live(void **state) {
     if (life->proven != life->wakes)
         fail_msg("%s", life->first_unproven);
     assert_true(life->wakes > SESSIONS - USERS && life->move_count > 0);
-    assert_true(life->quiet.count >= 20 && life->moving.count > 0);
-    const struct nine_steps *steps = life->holds->steps;
+    assert_true(life->seen.quiet.count >= 20 && life->seen.moving.count > 0);
+    const struct nine_steps *steps = life->seen.holds->steps;
     assert_true(steps[NINE_NOT_MOVING].count >= 20);
     assert_true(steps[NINE_SLEEPS].count > 0 && steps[NINE_WAKES].count > 0);
     assert_int_equal(life->score.users, SESSIONS);
@@ -296,6 +296,33 @@ static void more_sessions_than_are_awake_live(void **state) {
     assert_true(nine_store_need(&nine, SESSIONS) > nine_store_need(&nine, SESSIONS - 1));
     nine_life_release(life);
     free(life);
+    nine_close(&nine);
+}
+
+/* A user who has no context left is awake all the same. Fails with BREAK_NINE_SHORT. */
+static void a_step_that_not_everybody_takes_is_no_gap(void **state) {
+    (void)state;
+    enum { ROOM = 320, MORE = 6 };
+    struct nine_settings settings = small();
+    struct nine_seen seen = {.short_steps = 0};
+    struct nine_decoder decoder;
+    struct kv_diag diag = {""};
+
+    settings.mixed = 1;
+    must(nine_open(&settings, 2, &nine, &diag), &diag);
+    nine.policy = nine_recipe_policy(nine_recipe_find("v3", 2), TOKENS);
+    for (uint32_t i = 0; i < 2; i++)
+        must(nine_add(&nine, i, &diag), &diag);
+    nine.synth.context_tokens = nine.users[0].tokens + ROOM + MORE;
+    must(nine_decoder_begin(&nine, &seen, &decoder, &diag), &diag);
+    baton_take(&nine.baton);
+    while (seen.short_steps < MORE && seen.quiet.count < 8 * MORE)
+        nine_decoder_rest(&decoder, 0, 1);
+    baton_give(&nine.baton);
+    must(nine_decoder_end(&decoder, KV_OK, &diag), &diag);
+    assert_true(seen.short_steps >= MORE);
+    assert_in_range(seen.quiet.count + seen.moving.count, 1, MORE + 1);
+    nine_seen_release(&seen);
     nine_close(&nine);
 }
 
@@ -348,8 +375,8 @@ static void saves_write_what_is_new(void **state) {
     assert_int_equal(saves.others, 1);
     assert_int_equal(saves.full.blocks, layout_sealed_blocks(saves.full.tokens));
     assert_int_equal(saves.full.tokens_reused, 0);
-    assert_true(saves.plain.bytes >= saves.full.door_bytes && saves.quiet.count > 0);
-    assert_true(saves.holds->steps[NINE_NOT_MOVING].count > 0);
+    assert_true(saves.plain.bytes >= saves.full.door_bytes && saves.seen.quiet.count > 0);
+    assert_true(saves.seen.holds->steps[NINE_NOT_MOVING].count > 0);
     assert_true(saves.held_ns > 0 && saves.held_most_ns <= saves.held_ns);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
@@ -390,6 +417,9 @@ static void the_whole_program_runs(void **state) {
     assert_int_equal(run(command), 2);
     snprintf(command, sizeof command, "%s/nine --tokens 12 >%s/text 2>&1", self, dir);
     assert_int_equal(run(command), 1);
+    snprintf(command, sizeof command,
+             "%s/nine --quick --store /nonexistent 2>&1 | grep -q 'No such file'", self);
+    assert_int_equal(run(command), 0);
     snprintf(command, sizeof command, "%s/nine --no-such-option >%s/text 2>&1", self, dir);
     assert_int_equal(run(command), 2);
     snprintf(command, sizeof command,
@@ -414,6 +444,7 @@ TESTING_MAIN(cmocka_unit_test(the_goals_of_users_follow_from_arithmetic),
              cmocka_unit_test(a_needle_that_the_hole_does_not_hurt_is_not_kept),
              cmocka_unit_test(a_wake_is_proven_by_every_part_of_its_receipt),
              cmocka_unit_test(more_sessions_than_are_awake_live),
+             cmocka_unit_test(a_step_that_not_everybody_takes_is_no_gap),
              cmocka_unit_test(saves_write_what_is_new),
              cmocka_unit_test(a_prefill_is_added_up_along_straight_lines),
              cmocka_unit_test(the_whole_program_runs))

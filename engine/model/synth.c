@@ -20,12 +20,13 @@ enum { ALIGN = 64, NAME_BYTES = 64, NOISE_TILE = 1 << 15, KIND_I32 = GGUF_KIND_I
 #define EOT_LOGIT 30.0f
 
 static const char prefix[] = "synth:";
-/* 8b: 131,072 tokens and room for what is decoded; the peak of layer 0 holds to 200,000. */
+/* 8b: 131,072 tokens and room for what minutes of decoding add; the peak of layer 0 holds to
+ * 200,000. */
 static const struct {
     const char *name;
     struct synth synth;
 } models[] = {{"small", {4, 576, 64, 4, 2, 2496, 16384, 256, 16, 1}},
-              {"8b", {32, 4096, 14336, 32, 8, 128256, 147456, 8192, 256, 1}}};
+              {"8b", {32, 4096, 14336, 32, 8, 128256, 163840, 8192, 256, 1}}};
 
 int synth_is_name(const char *name) {
     return strncmp(name, prefix, sizeof prefix - 1) == 0;

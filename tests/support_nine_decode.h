@@ -1,0 +1,62 @@
+/* tests/support_nine_decode.h - a thread that decodes everybody who is awake, and its gaps.
+ *
+ * Responsible for: steps one after the other, each with the baton; gaps between them, sorted by
+ * what goes on beside them; rests, in which nobody else does anything.
+ * Not responsible for: what goes on beside it (support_nine_life.h, support_nine_save.h).
+ *
+ * A gap is what a user sees: from the end of one step to the end of the next, whoever had the
+ * device meanwhile. It counts only where both steps gave everybody a token who is awake and not
+ * away.
+ *
+ * Threads: the caller's, which moves sessions with the baton, and one more.
+ * Units: nanoseconds.
+ */
+#ifndef TESTS_SUPPORT_NINE_DECODE_H
+#define TESTS_SUPPORT_NINE_DECODE_H
+
+#include "tests/support_nine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { NINE_GAPS_MAX = 1 << 18 };
+
+struct nine_gaps {
+    uint64_t *ns; /* [NINE_GAPS_MAX] */
+    uint32_t count;
+};
+double nine_gaps_ms(struct nine_gaps *gaps, double share); /* sorts them */
+
+/* What was seen; it outlives the thread. */
+struct nine_seen {
+    struct nine_gaps quiet, moving;
+    struct nine_holds *holds;
+    uint32_t short_steps; /* that somebody had no context left for */
+};
+void nine_seen_release(struct nine_seen *seen);
+
+enum nine_beside { NINE_QUIET, NINE_MOVING, NINE_NOT_LOOKED_AT };
+struct nine_decoder {
+    struct nine *nine;
+    struct nine_seen *seen;
+    atomic_int stop, beside; /* enum nine_beside, changed with the baton */
+    uint64_t quiet_ns;       /* the median of quiet gaps so far, once somebody has rested */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t rested;
+    double rest_until; /* 0: nobody rests */
+    uint32_t rest_gaps;
+    enum kv_err err;
+    struct kv_diag diag;
+};
+
+/* The baton is nobody's. `seen` is empty and stays until the end; what it has is got here. */
+enum kv_err nine_decoder_begin(struct nine *nine, struct nine_seen *seen,
+                               struct nine_decoder *decoder, struct kv_diag *diag);
+/* `err`, or else the thread's own. One that was never begun is allowed, when zeroed. */
+enum kv_err nine_decoder_end(struct nine_decoder *decoder, enum kv_err err, struct kv_diag *diag);
+/* With the baton, which the decoder has meanwhile: for `seconds` and until there are `least` quiet
+ * gaps. Somebody is awake. Afterwards it is NINE_MOVING. */
+void nine_decoder_rest(struct nine_decoder *decoder, double seconds, uint32_t least);
+
+#endif
