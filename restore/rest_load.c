@@ -16,9 +16,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Where bytes land on the way to their places: what a disk gives in a tenth of a second, so that
- * some is read while other goes on. */
-static const uint64_t ring_bytes_max = (uint64_t)128 << 20;
+/* Where bytes land on the way to their places, compressed ones larger than they were: what a fast
+ * disk gives in the time that a request is under way, waits for its unzipping and is copied on,
+ * twice over, since one that is late holds up those behind it. */
+static const uint64_t ring_bytes_max = (uint64_t)256 << 20;
 
 /* Digests asked for at once. */
 enum { DIGEST_EACH = TRANSFER_PARTS_MAX, RING_ALIGN_BYTES = 4096 };

@@ -48,8 +48,9 @@ static enum kv_err reader_make(struct store *store, struct reader **out, struct 
         KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader"));
     struct io_queue_options options = {.depth = IO_DEPTH_MAX,
                                        .buffers = reader->staging,
-                                       .buffer_count = READER_STAGING_COUNT,
-                                       .buffer_bytes = READER_STAGING_BYTES,
+                                       .buffer_count = 1,
+                                       .buffer_bytes =
+                                           (size_t)READER_STAGING_COUNT * READER_STAGING_BYTES,
                                        .alloc = alloc};
     int error = door->queue_open(door->context, &options, &reader->queue);
     if (error != 0)

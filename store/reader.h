@@ -16,8 +16,10 @@
 #include "store/store.h"
 
 enum {
-    READER_STAGING_COUNT = 16,
-    READER_STAGING_BYTES = 1 << 20,
+    /* Places of the staging, one for each request in flight: small extents that are read in
+     * numbers, such as token ids, go through it. */
+    READER_STAGING_COUNT = IO_DEPTH_MAX,
+    READER_STAGING_BYTES = 1 << 18,
     READER_FILES_MAX = 128,  /* segments open at once */
     READER_PACKED_MAX = 128, /* compressed extents that are held at once */
     READER_CODECS_MAX = READ_HELP_THREADS_MAX + 1
@@ -26,7 +28,7 @@ enum {
 struct reader {
     struct reader *next_lost;
     struct io_queue *queue;
-    uint8_t *staging; /* registered with the queue */
+    uint8_t *staging; /* registered with the queue, as one buffer */
     /* Segments that are open; a lost reader keeps them as long as its queue. */
     uint32_t numbers[READER_FILES_MAX];
     int files[READER_FILES_MAX];

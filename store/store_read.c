@@ -31,7 +31,7 @@ enum {
     /* Compressed bytes of one call that wait for their unzipping: so much, and so much more for
      * each helper beyond the first. */
     PACKED_BYTES = 24 << 20,
-    PACKED_HELPER_BYTES = 4 << 20
+    PACKED_HELPER_BYTES = 8 << 20
 };
 
 /* One extent on its way. */
@@ -335,6 +335,7 @@ static int plan_job(struct round *round, size_t index, struct job *job,
             return 0;
         job->staging = free_index;
         request->bytes = round->reader->staging + (size_t)free_index * STAGING_BYTES;
+        count = count < STAGING_BYTES ? count : STAGING_BYTES;
         if (flow->placed)
             count = STORE_PAGE_BYTES; /* the last page, which the extent fills in part */
     }
@@ -342,8 +343,7 @@ static int plan_job(struct round *round, size_t index, struct job *job,
     job->off = flow->asked;
     job->count = count;
     request->file = flow->file;
-    request->buffer =
-        job->staging >= 0 ? job->staging : reader_buffer(round->reader, request->bytes, count);
+    request->buffer = job->staging >= 0 ? 0 : reader_buffer(round->reader, request->bytes, count);
     round->stats->known_bytes += request->buffer >= IO_BUFFER_LENT ? count : 0;
     request->count = count;
     request->off = read->extent->off + flow->asked;
