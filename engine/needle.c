@@ -248,9 +248,10 @@ static enum kv_err ask_together(struct session *session, const struct asking *as
         for (uint32_t k = 0; k < needle->span_count; k++)
             together.hide[i][k] =
                 (struct session_range){needle->spans[k].first, needle->spans[k].end};
+        /* The answer's last token is predicted, never fed. */
         together.asks[i] =
             (struct session_ask){.ids = question->ids,
-                                 .count = question->count,
+                                 .count = question->count - 1,
                                  .hide = together.hide[i],
                                  .hide_count = askings[i].hole ? needle->span_count : 0,
                                  .floor = askings[i].floor,

@@ -11,11 +11,11 @@
 
 enum {
     BATCH_MAX = FORWARD_TOGETHER_MAX, /* questions of one batch */
-    /* Rows of one where others step between two, unless one question has more: four questions and
-     * two fingerprints. */
-    ROWS_BESIDE = 80,
+    /* Rows of one where others step between two, unless one question has more: eight short
+     * questions and two fingerprints, so that a wake reads its memory once. */
+    ROWS_BESIDE = 128,
     /* And layers of it at a time, or more where nobody does: over 131,072 tokens attention of so
-     * many rows takes a tenth of a step for each layer, that of a few single rows a fortieth. */
+     * many rows takes a twelfth of a step for each layer, that of a few single rows a fortieth. */
     LAYERS_BESIDE = 1,
     LAYERS_OF_SINGLES = 4,
     PATIENCE = 3 /* steps of others between two pieces where nobody waits for the answers */

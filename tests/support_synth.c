@@ -115,7 +115,9 @@ enum kv_err support_synth_register(struct session *session, const struct support
     char ask[64], expect[64];
     const struct needle_text text = {expect, ask, "", expect};
 
-    snprintf(ask, sizeof ask, "Recall%.*s", (int)question.size_bytes, question.bytes);
+    /* The vocabulary spells it letter by letter: a short one, so that a question has as few tokens
+     * as in a vocabulary of words. */
+    snprintf(ask, sizeof ask, "Say%.*s", (int)question.size_bytes, question.bytes);
     snprintf(expect, sizeof expect, "%.*s", (int)value.size_bytes, value.bytes);
     return needle_register(session, &text, diag);
 }
