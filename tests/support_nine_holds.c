@@ -17,13 +17,15 @@ void nine_holds_away(struct nine_holds *holds) {
     uint64_t ns = now_ns() - holds->since_ns;
     struct nine_place *place = &holds->places[holds->kind][holds->place];
 
+    holds->holding = 0;
+    if (ns < NINE_NOTHING_NS)
+        return;
     place->count++;
     place->sum_ns += ns;
     place->most_ns = ns > place->most_ns ? ns : place->most_ns;
     if (ns > holds->since_step.hold_ns)
         holds->since_step =
             (struct nine_gap){.hold_ns = ns, .kind = holds->kind, .place = holds->place};
-    holds->holding = 0;
     holds->place += holds->place + 1 < NINE_PLACES;
 }
 

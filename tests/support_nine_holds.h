@@ -5,7 +5,8 @@
  * Not responsible for: the baton (tools/baton.h), gaps as the users see them (support_nine_life.h).
  *
  * A move always stops at the same places, so the n-th stretch of a sleep or a wake is always the
- * same work.
+ * same work, as near as makes no difference: those over at once, as between two steps of others in
+ * a row, do not count.
  *
  * Threads: whoever has the baton.
  * Units: nanoseconds.
@@ -15,7 +16,13 @@
 
 #include <stdint.h>
 
-enum { NINE_PLACES = 256, NINE_LONGEST = 10, NINE_STEPS_KEPT = 1 << 16, NINE_TOLD_NS = 1000000 };
+enum {
+    NINE_PLACES = 256,
+    NINE_LONGEST = 10,
+    NINE_STEPS_KEPT = 1 << 16,
+    NINE_NOTHING_NS = 10000,
+    NINE_TOLD_NS = 1000000
+};
 enum nine_move_kind { NINE_NOT_MOVING, NINE_SLEEPS, NINE_WAKES, NINE_SAVES, NINE_MOVE_KINDS };
 
 struct nine_place {       /* the n-th stretch of a move */

@@ -147,7 +147,22 @@ static double ms_of(const uint64_t *ns, uint32_t count, double share) {
     return nine_gaps_ms(&gaps, share);
 }
 
-/* Stretches in the order of the move, then gaps. */
+/* Pieces of one question. */
+static int are_alike(const struct nine_place *one, const struct nine_place *two) {
+    double a = one->count ? (double)one->sum_ns / one->count : 0;
+    double b = two->count ? (double)two->sum_ns / two->count : 0;
+
+    return one->count && two->count && a < 1.25 * b && b < 1.25 * a;
+}
+
+static void add_place(struct nine_place *sum, const struct nine_place *place) {
+    sum->count += place->count;
+    sum->gaps += place->gaps;
+    sum->sum_ns += place->sum_ns;
+    sum->most_ns = place->most_ns > sum->most_ns ? place->most_ns : sum->most_ns;
+}
+
+/* Stretches in the order of the move, those alike together, then gaps. */
 void nine_tell_holds(const struct nine_holds *holds) {
     for (uint32_t kind = 0; kind < NINE_MOVE_KINDS; kind++) {
         const struct nine_steps *steps = &holds->steps[kind];
@@ -160,13 +175,17 @@ void nine_tell_holds(const struct nine_holds *holds) {
                ms_of(steps->host_ns, steps->count, 0.99), steps->count);
     }
     for (uint32_t kind = NINE_SLEEPS; kind < NINE_MOVE_KINDS; kind++)
-        for (uint32_t i = 0; i < NINE_PLACES; i++) {
-            const struct nine_place *place = &holds->places[kind][i];
-            if (place->gaps || place->most_ns > NINE_TOLD_NS)
-                printf("  %s, stretch %2u: %4u times, mean %8.3f ms, most %8.3f, %u long gaps\n",
-                       nine_move_name((enum nine_move_kind)kind), i + 1, place->count,
-                       (double)place->sum_ns / place->count * 1e-6, (double)place->most_ns * 1e-6,
-                       place->gaps);
+        for (uint32_t i = 0, end; i < NINE_PLACES; i = end) {
+            struct nine_place sum = holds->places[kind][i];
+            for (end = i + 1;
+                 end < NINE_PLACES && are_alike(&holds->places[kind][i], &holds->places[kind][end]);
+                 end++)
+                add_place(&sum, &holds->places[kind][end]);
+            if (sum.gaps || sum.most_ns > NINE_TOLD_NS)
+                printf("  %s, stretch %3u to %3u: %5u times, mean %8.3f ms, most %8.3f, %u long "
+                       "gaps\n",
+                       nine_move_name((enum nine_move_kind)kind), i + 1, end, sum.count,
+                       (double)sum.sum_ns / sum.count * 1e-6, (double)sum.most_ns * 1e-6, sum.gaps);
         }
     if (holds->slow_steps || holds->longest[0].ns)
         printf(
