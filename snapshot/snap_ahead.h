@@ -1,7 +1,7 @@
 /* snapshot/snap_ahead.h - blocks and pages made ready by helpers before their batch takes them.
  *
  * Responsible for: threads that copy queued blocks from the device, zip and digest them and the
- * pages of saves, in the order of the queue and never more than a few at a time; handing each to
+ * pages of saves, in the order of the queue and never more than some at a time; handing each to
  * the spill thread.
  * Not responsible for: batches and their order (snap_commit.h), which are as without helpers: so
  * is what is stored, for the put decides what is kept zipped.
@@ -40,8 +40,9 @@ enum kv_err snap_ahead_open(struct snapshot *snapshot, uint32_t helpers,
 /* Nothing is queued any more. */
 void snap_ahead_close(struct snap_ahead *ahead);
 uint32_t snap_ahead_helpers(const struct snap_ahead *ahead);
-/* Jobs that are ready or in work: at most SNAP_AHEAD_MORE above the helpers. Any thread. */
-enum { SNAP_AHEAD_MORE = 4 };
+/* Jobs that are ready or in work: at most SNAP_AHEAD_MORE above the helpers, who go on with later
+ * ones while the first in the queue takes longer. Any thread. */
+enum { SNAP_AHEAD_MORE = 12 };
 uint32_t snap_ahead_held(struct snap_ahead *ahead);
 
 /* The item is in the queue. */
