@@ -31,9 +31,10 @@ static void tell_rested(struct nine_decoder *decoder) {
     const struct nine_gaps *quiet = &decoder->seen->quiet;
 
     pthread_mutex_lock(&decoder->lock);
+    decoder->over = decoder->err != KV_OK;
     if (decoder->rest_until > 0 &&
         ((nine_seconds() >= decoder->rest_until && quiet->count >= decoder->rest_gaps) ||
-         decoder->err != KV_OK || quiet->count == NINE_GAPS_MAX)) {
+         decoder->over || quiet->count == NINE_GAPS_MAX)) {
         decoder->rest_until = 0;
         pthread_cond_signal(&decoder->rested);
     }
@@ -147,7 +148,7 @@ void nine_decoder_rest(struct nine_decoder *decoder, double seconds, uint32_t le
     pthread_mutex_lock(&decoder->lock);
     decoder->rest_gaps = least;
     decoder->rest_until = nine_seconds() + seconds;
-    while (decoder->rest_until > 0 && decoder->err == KV_OK)
+    while (decoder->rest_until > 0 && !decoder->over)
         pthread_cond_wait(&decoder->rested, &decoder->lock);
     decoder->rest_until = 0;
     pthread_mutex_unlock(&decoder->lock);

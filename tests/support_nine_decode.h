@@ -46,6 +46,7 @@ struct nine_decoder {
     pthread_cond_t rested;
     double rest_until; /* 0: nobody rests */
     uint32_t rest_gaps;
+    int over; /* it has failed: nobody would end a rest */
     enum kv_err err;
     struct kv_diag diag;
 };
