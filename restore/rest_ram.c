@@ -184,6 +184,21 @@ void restore_keep(const struct restore_source *source, struct session *session) 
 
 /* --- from the disk */
 
+/* 1 when the session is no longer what was read: it was removed, lowered or saved meanwhile. Its
+ * extents may have come after the batch that takes them away. */
+static int has_changed(const struct rest_ram *ram, const char *name) {
+    struct rest_ram again = {.source = ram->source};
+#ifdef BREAK_RAM_CHANGED
+    return 0;
+#endif
+    enum kv_err err = open_list(&again, name, NULL);
+    int changed = err != KV_OK || again.count != ram->count;
+    for (size_t i = 0; i < ram->count && !changed; i++)
+        changed = again.extents[i]->id != ram->extents[i]->id;
+    close_list(&again);
+    return changed;
+}
+
 enum kv_err restore_prefetch(const struct restore_source *source, const char *name,
                              struct store_read_stats *stats_out, struct kv_diag *diag) {
     struct rest_ram ram = {.source = source};
@@ -191,6 +206,7 @@ enum kv_err restore_prefetch(const struct restore_source *source, const char *na
     if (!is_on(source))
         return kv_diag_set(diag, KV_ERR_LIMIT, "nothing is kept in memory: give --ram-tier");
     store_hold(source->store);
+    uint64_t sequence = store_sequence(source->store);
     enum kv_err err = open_list(&ram, name, diag);
     const struct store_ram_set all = set_of(&ram, 0, ram.count);
     if (err == KV_OK && !store_ram_room(source->store, &all))
@@ -200,6 +216,12 @@ enum kv_err restore_prefetch(const struct restore_source *source, const char *na
     engine_away(source->engine);
     if (err == KV_OK && (err = store_ram_bring(source->store, &all, stats_out, diag)) != KV_OK)
         store_ram_forget(source->store, all.owner);
+    store_ram_settle(source->store);
+    if (err == KV_OK && store_sequence(source->store) != sequence && has_changed(&ram, name)) {
+        store_ram_forget(source->store, all.owner);
+        err = kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                          "session %s was removed or saved while it was read into memory", name);
+    }
     engine_back(source->engine);
     stats_out->read_bytes += ram.plan.read.read_bytes;
     store_unhold(source->store);

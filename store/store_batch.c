@@ -629,9 +629,11 @@ static enum kv_err commit(struct store_batch *batch, struct kv_diag *diag) {
     batch->stats.index_ns = kv_clock_now_ns(store->options.clock) - begin_ns;
     batch->stats.index_commits = index_commits(store->index) - commits;
     batch->stats.segments = now.tail.segment - old.tail.segment + 1;
+    if (err == KV_OK)
+        publish(store, &old, &now, segment_uncommitted_bytes(store->writer));
+    store_ram_inner_batch_over(store);
     if (err != KV_OK)
         return settle(store, &old, err, diag);
-    publish(store, &old, &now, segment_uncommitted_bytes(store->writer));
     segment_commit(store->writer);
     return KV_OK;
 done:

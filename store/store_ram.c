@@ -38,6 +38,8 @@ struct kept {
 
 struct store_ram {
     pthread_mutex_t lock;
+    pthread_cond_t settled;
+    int in_batch; /* between store_ram_inner_batch and store_ram_inner_batch_over */
     struct kept **buckets;
     size_t bucket_count;
     struct owner *owners;
@@ -76,6 +78,7 @@ enum kv_err store_ram_open(struct store *store, uint64_t bytes_max, struct kv_di
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the RAM tier");
     }
     pthread_mutex_init(&ram->lock, NULL);
+    pthread_cond_init(&ram->settled, NULL);
     ram->bucket_count = count;
     ram->stats =
         (struct store_ram_stats){.bytes_max = bytes_max, .bytes = tables, .bytes_peak = tables};
@@ -478,6 +481,16 @@ void store_ram_lie(struct store *store, const struct store_ram_memory *memory) {
         store->ram->memory = *memory;
 }
 
+void store_ram_settle(struct store *store) {
+    struct store_ram *ram = store->ram;
+    if (ram == NULL)
+        return;
+    pthread_mutex_lock(&ram->lock);
+    while (ram->in_batch)
+        pthread_cond_wait(&ram->settled, &ram->lock);
+    pthread_mutex_unlock(&ram->lock);
+}
+
 void store_ram_touch(struct store *store, uint64_t number) {
     if (store->ram == NULL)
         return;
@@ -585,6 +598,9 @@ void store_ram_inner_batch(struct store *store, const uint8_t *ops, size_t ops_b
 #ifdef BREAK_RAM_DELETE
     return;
 #endif
+    pthread_mutex_lock(&store->ram->lock);
+    store->ram->in_batch = 1;
+    pthread_mutex_unlock(&store->ram->lock);
     kv_reader_init(&reader, ops, ops_bytes);
     for (uint32_t i = 0; i < op_count && known; i++) {
         struct fmt_op op;
@@ -597,11 +613,21 @@ void store_ram_inner_batch(struct store *store, const uint8_t *ops, size_t ops_b
 #endif
 }
 
+void store_ram_inner_batch_over(struct store *store) {
+    if (store->ram == NULL)
+        return;
+    pthread_mutex_lock(&store->ram->lock);
+    store->ram->in_batch = 0;
+    pthread_cond_broadcast(&store->ram->settled);
+    pthread_mutex_unlock(&store->ram->lock);
+}
+
 void store_ram_inner_close(struct store *store) {
     struct store_ram *ram = store->ram;
     if (ram == NULL)
         return;
     forget_all(store);
+    pthread_cond_destroy(&ram->settled);
     pthread_mutex_destroy(&ram->lock);
     kv_alloc_release(store->options.alloc, ram->buckets);
     kv_alloc_release(store->options.alloc, ram);

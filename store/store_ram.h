@@ -72,6 +72,10 @@ struct store_ram_memory {
 };
 void store_ram_lie(struct store *store, const struct store_ram_memory *memory);
 
+/* Waits for the batch, if any, that has taken away here what the index still has: what was brought
+ * after it began may be of records that are gone once this returns. Not for who commits. */
+void store_ram_settle(struct store *store);
+
 /* The owner was used just now: others go before it. */
 void store_ram_touch(struct store *store, uint64_t owner);
 void store_ram_forget(struct store *store, uint64_t owner);

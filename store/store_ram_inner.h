@@ -17,6 +17,8 @@ void store_ram_inner_forget(struct store *store, const struct store_extent *exte
 /* Before a batch's operations are applied: what they delete or replace goes. */
 void store_ram_inner_batch(struct store *store, const uint8_t *ops, size_t ops_bytes,
                            uint32_t op_count);
+/* The index and the sequence say so too, or it failed. */
+void store_ram_inner_batch_over(struct store *store);
 void store_ram_inner_close(struct store *store);
 
 #endif

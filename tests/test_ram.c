@@ -7,8 +7,8 @@
  *
  * Fails with BREAK_RAM_BUDGET (memory is taken beyond the budget), BREAK_RAM_LARGE (others go for
  * what does not fit), BREAK_RAM_LRU (the newest goes first), BREAK_RAM_DELETE (what is removed
- * stays), BREAK_RAM_UNKNOWN (what cannot be looked up stays) and BREAK_PLANE_DIGEST (what lies in
- * memory is believed).
+ * stays), BREAK_RAM_UNKNOWN (what cannot be looked up stays), BREAK_RAM_CHANGED (what goes while it
+ * is brought stays) and BREAK_PLANE_DIGEST (what lies in memory is believed).
  */
 #include "store/store_ram.h"
 
@@ -593,6 +593,35 @@ static void prefetch_brings_what_a_wake_reads(void **state) {
     life_rig_close(&rig);
 }
 
+static void remove_a(void *context) {
+    struct kv_diag diag = {""};
+    assert_int_equal(snapshot_remove(context, kv_alloc_system(), "a", &diag), KV_OK);
+}
+
+/* Its extents are read after the batch that takes them away. BREAK_RAM_CHANGED */
+static void what_goes_while_it_is_brought_does_not_stay(void **state) {
+    struct life_rig rig;
+    struct store_read_stats stats;
+    struct kv_diag diag = {""};
+    (void)state;
+    open_rig(&rig, 16 << 20);
+    make_asleep(&rig.life, "a", 1);
+    make_asleep(&rig.life, "b", 2);
+    life_rig_reopen(&rig);
+    struct engine_hooks *hooks = &rig.life.engine->settings.hooks;
+    const struct engine_hooks before = *hooks;
+    hooks->context = rig.life.store;
+    hooks->away = remove_a;
+    assert_int_equal(restore_prefetch(&rig.life.source, "a", &stats, &diag), KV_ERR_NOT_FOUND);
+    printf("%s\n", diag.text);
+    *hooks = before;
+    assert_true(stats.read_bytes > 0);
+    assert_int_equal(stats_of(rig.life.store).extents, 0);
+    assert_int_equal(restore_prefetch(&rig.life.source, "b", &stats, &diag), KV_OK);
+    assert_true(stats_of(rig.life.store).extents > 0);
+    life_rig_close(&rig);
+}
+
 /* A bit that turns in memory is seen where the bytes land, and the disk is read. */
 static void damage_in_memory_is_not_believed(void **state) {
     struct life_rig rig;
@@ -626,6 +655,7 @@ static void damage_in_memory_is_not_believed(void **state) {
 TESTING_MAIN(cmocka_unit_test(what_is_lent_stays), cmocka_unit_test(the_budget_is_never_passed),
              cmocka_unit_test(who_was_used_longest_ago_goes_first),
              cmocka_unit_test(what_a_batch_takes_away_goes),
+             cmocka_unit_test(what_goes_while_it_is_brought_does_not_stay),
              cmocka_unit_test(what_is_removed_without_memory_goes_too),
              cmocka_unit_test(bringing_reads_once), cmocka_unit_test(no_memory_keeps_less),
              cmocka_unit_test(threads_share_it), cmocka_unit_test(off_is_off),
