@@ -262,16 +262,45 @@ static int continues(const struct fmt_batch *batch, const struct fmt_state *stat
            memcmp(batch->previous.bytes, state->last.bytes, KV_DIGEST_BYTES) == 0;
 }
 
+/* Where the batch's bytes in segment `n` end, which begin behind `from`. */
+static uint64_t end_in(const struct fmt_batch *batch, const uint8_t *record, uint32_t n,
+                       uint64_t from) {
+    struct kv_reader reader = operations(batch, record);
+    uint64_t end = from;
+    for (uint32_t i = 0; i < batch->op_count; i++) {
+        struct fmt_op op;
+        enum kv_err err = fmt_op_decode(&reader, &op);
+        assert(err == KV_OK); /* recover_load has decoded them all */
+        for (uint32_t e = 0; op.type == FMT_OP_PUT && e < op.entry.extent_count; e++) {
+            const struct store_extent extent = fmt_entry_extent(&op.entry, e);
+            uint64_t behind = extent.off + kv_round_up(extent.stored_bytes, STORE_PAGE_BYTES);
+            end = extent.segment == n && behind > end ? behind : end;
+        }
+    }
+    return end;
+}
+
+/* What was allocated ahead for more of the batch. */
+static int cut_ended(const struct io_door *door, int file, uint64_t end) {
+    struct io_file_info info = {0};
+    int error = door->info(door->context, file, &info);
+#ifdef BREAK_ENDED_CUT
+    return 0;
+#endif
+    return error == 0 && info.size_bytes > end ? door->truncate(door->context, file, end) : error;
+}
+
 /* Its bytes may be nowhere but in the page cache: whoever wrote them was killed before it synced
  * them, and nobody opens an ended segment again. */
 static enum kv_err sync_batch(struct store *store, const struct fmt_batch *batch,
-                              struct kv_diag *diag) {
+                              const uint8_t *record, struct kv_diag *diag) {
+    const struct fmt_place tail = store->state.tail;
     const struct io_door *door = store->options.door;
     int error = 0;
 #ifdef BREAK_RECOVER_SYNC
     return KV_OK;
 #endif
-    for (uint32_t n = store->state.tail.segment; n <= batch->at.segment && error == 0; n++) {
+    for (uint32_t n = tail.segment; n <= batch->at.segment && error == 0; n++) {
         char name[SEGMENT_NAME_BYTES];
         int file = -1;
         segment_name(n, name);
@@ -280,6 +309,9 @@ static enum kv_err sync_batch(struct store *store, const struct fmt_batch *batch
             error = 0;
             continue;
         }
+        uint64_t from = n == tail.segment ? tail.off : 0;
+        if (error == 0 && n < batch->at.segment)
+            error = cut_ended(door, file, end_in(batch, record, n, from));
         if (error == 0)
             error = door->sync(door->context, file);
         if (file >= 0)
@@ -304,7 +336,7 @@ static enum kv_err take_next(struct store *store, const struct recover_list *lis
         if (err == KV_OK)
             err = recover_verify(store, batch, record, diag);
         if (err == KV_OK)
-            err = sync_batch(store, batch, diag);
+            err = sync_batch(store, batch, record, diag);
         if (err == KV_OK) {
             err = recover_apply(store->index, batch, record, &store->state, diag);
             *taken_out = err == KV_OK;

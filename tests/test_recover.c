@@ -197,6 +197,41 @@ static void what_is_taken_over_is_synced(void **state) {
     faulty_io_drop(faulty);
 }
 
+/* Ended segments of a batch that is taken over have no more in them than if nobody had died. Fails
+ * with BREAK_ENDED_CUT. */
+static void what_was_allocated_ahead_goes(void **state) {
+    (void)state;
+    char base[TESTING_PATH_BYTES], whole[TESTING_PATH_BYTES];
+    unsigned ahead = 0;
+    int status = FAULTY_IO_EXIT_STATUS;
+    testing_temp_dir(base);
+    testing_temp_dir(whole);
+    prepare(base);
+    support_store_copy(base, whole);
+    const struct faulty_io_plan lives = {.action = FAULTY_IO_COUNT, .ops = FAULTY_IO_SPACE};
+    assert_int_equal(run_child(whole, &lives, io_posix_door()), 0);
+    for (uint64_t k = 1; status != 0; k++) {
+        char dir[TESTING_PATH_BYTES];
+        uint64_t more = 0;
+        testing_temp_dir(dir);
+        support_store_copy(base, dir);
+        const struct faulty_io_plan dies = {
+            .action = FAULTY_IO_DIE, .ops = FAULTY_IO_SPACE, .at = k};
+        status = run_child(dir, &dies, io_posix_door());
+        for (unsigned n = 1; support_store_segment_bytes(dir, n + 1) != 0; n++)
+            more += support_store_segment_bytes(dir, n) > support_store_segment_bytes(whole, n);
+        struct store_options options = support_store_options(dir);
+        struct store *store = support_store_open(&options);
+        int taken = which_state(store) == 1;
+        store_close(store);
+        ahead += taken && more != 0;
+        for (unsigned n = 1; taken && support_store_segment_bytes(dir, n + 1) != 0; n++)
+            assert_int_equal(support_store_segment_bytes(dir, n),
+                             support_store_segment_bytes(whole, n));
+    }
+    assert_true(ahead > 0);
+}
+
 /* The moment that the sweep cannot reach: all is synced, the index does not know yet. The index is
  * put back to what it was before the batch.
  * Fails with BREAK_TORN_BATCH. */
@@ -384,5 +419,6 @@ static void killed_during_recovery(void **state) {
 TESTING_MAIN(cmocka_unit_test(killed_at_every_change), cmocka_unit_test(torn_at_every_write),
              cmocka_unit_test(power_cut_at_every_change),
              cmocka_unit_test(what_is_taken_over_is_synced),
+             cmocka_unit_test(what_was_allocated_ahead_goes),
              cmocka_unit_test(index_behind_the_segments), cmocka_unit_test(garbage_behind_the_tail),
              cmocka_unit_test(killed_at_random), cmocka_unit_test(killed_during_recovery))
