@@ -227,8 +227,8 @@ static inline void smaller_prefill(bench &bench, const char *name, int tier) {
     bench_time time = bench_measure(bench, [&] {
         for (uint32_t layer = 0; layer < BENCH_LAYERS; layer++) {
             scene.args.layer = layer;
-            bench_ok(bench,
-                     cuda_kvops_prefill(&scene.args, SMALLER_ROWS, LAYOUT_K8V4, bench.stream));
+            bench_ok(bench, cuda_kvops_prefill(&scene.args, SMALLER_ROWS, (enum layout_tier)tier,
+                                               bench.stream));
         }
     });
     result.error = smaller_prefill_error(bench, scene, seq, q, out);

@@ -103,8 +103,8 @@ struct cuda_kvops_launch {
 cudaError_t cuda_kvops_decode(const struct cuda_kvops_launch *launch);
 cudaError_t cuda_kvops_combine(const struct cuda_kvops_launch *launch);
 
-/* `row_count_max`: the largest row_count of the sequences, exactly. `tier`: of any of
- * their blocks; all are FP8, all K8I4, or none is either. */
+/* `row_count_max`: the largest row_count of the sequences, exactly. `tier`: of any of their blocks;
+ * all are FP8, all K8I4, or none is either. Of one sequence BF16 where it has no blocks. */
 cudaError_t cuda_kvops_prefill(const struct kvops_attend *args, uint32_t row_count_max,
                                enum layout_tier tier, cudaStream_t stream);
 

@@ -38,11 +38,11 @@ static __device__ __forceinline__ void each_query(const struct prefill &at, F &&
 
     load_query<DIM>(at, threadIdx.x / 32, next);
 #pragma unroll 1
-    for (uint32_t j = threadIdx.x / 32; j < TILE_QUERIES; j += TILE_THREADS / 32) {
+    for (uint32_t j = threadIdx.x / 32; j < TILE_QUERIES; j += at.groups * 4) {
 #pragma unroll
         for (int i = 0; i < DIM / 32; i++)
             y[i] = next[i];
-        load_query<DIM>(at, j + TILE_THREADS / 32, next);
+        load_query<DIM>(at, j + at.groups * 4, next);
         use(j, y);
     }
 }
@@ -190,8 +190,8 @@ static __device__ __forceinline__ void walk_plain(const struct prefill &at, uint
     uint32_t buffer = shared_address(at.shared + map::BUFFERS + group * map::BUFFER_BYTES);
     tile_source page;
 
-    for (uint32_t index = at.part * TILE_GROUPS + group; plain_page(at, index, block_pages, page);
-         index += at.parts * TILE_GROUPS) {
+    for (uint32_t index = at.part * at.groups + group; plain_page(at, index, block_pages, page);
+         index += at.parts * at.groups) {
         if (page.tokens == 0)
             continue;
         tile_request<DIM>(at.args.pool, page, at.row, buffer);
@@ -327,7 +327,7 @@ static __device__ __forceinline__ void finish(const struct prefill &at, rows_sta
     __syncthreads();
     if (warp >= 4)
         return;
-    for (uint32_t group = 0; group + 1 < TILE_GROUPS; group++)
+    for (uint32_t group = 0; group + 1 < at.groups; group++)
         join_rows<DIM>(area + group * AREA, state);
     if (at.parts == 1)
         write_values<DIM>(at, 0, DIM / 2, &state.value[0][0], state.sum);
@@ -338,27 +338,38 @@ static __device__ __forceinline__ void finish(const struct prefill &at, rows_sta
             state);
 }
 
-/* One of the kernels over so many CTAs per sequence and KV head. */
-template <int DIM>
-static cudaError_t plain_start(void (*kernel)(struct kvops_attend), const struct kvops_attend *args,
-                               uint32_t ctas, int major, cudaStream_t stream) {
-    dim3 grid(args->seq_count, ctas, args->pool.geometry.kv_heads);
-    uint32_t threads = (major >= 9 ? 3 : 2) * TILE_GROUP_THREADS;
-    uint32_t bytes = major >= 9 ? tile_map<DIM, 3>::BYTES : tile_map<DIM, 2>::BYTES;
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+/* Kernels over the same CTAs, with what a CTA of each has. */
+struct plain_kernel {
+    void (*run)(struct kvops_attend);
+    uint32_t threads, shared_bytes;
+};
+struct plain_kernels {
+    struct plain_kernel of[2];
+    uint32_t count;
+};
 
-    if (error != cudaSuccess)
-        return error;
-    kernel<<<grid, threads, bytes, stream>>>(*args);
-    return cudaGetLastError();
+static cudaError_t plain_start(const struct plain_kernels *kernels, const struct kvops_attend *args,
+                               uint32_t ctas, cudaStream_t stream) {
+    dim3 grid(args->seq_count, ctas, args->pool.geometry.kv_heads);
+    cudaError_t error = cudaSuccess;
+
+    for (uint32_t i = 0; error == cudaSuccess && i < kernels->count; i++) {
+        const struct plain_kernel *kernel = &kernels->of[i];
+        error = cudaFuncSetAttribute(kernel->run, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)kernel->shared_bytes);
+        if (error != cudaSuccess)
+            break;
+        kernel->run<<<grid, kernel->threads, kernel->shared_bytes, stream>>>(*args);
+        error = cudaGetLastError();
+    }
+    return error;
 }
 
 /* Sequences of few tiles in parts, as many at a time as `partials` has room for; the bits of a row
  * do not depend on what else is launched. */
 template <int DIM>
-static cudaError_t plain_parts(void (*kernel)(struct kvops_attend), const struct kvops_attend *args,
-                               uint32_t tiles, int major, cudaStream_t stream) {
+static cudaError_t plain_parts(const struct plain_kernels *kernels, const struct kvops_attend *args,
+                               uint32_t tiles, cudaStream_t stream) {
     uint32_t few = tiles < PREFILL_FEW_TILES ? tiles : (uint32_t)PREFILL_FEW_TILES;
     uint64_t room = args->partial_bytes / (kvops_part_bytes(args) / PREFILL_FEW_TILES * few);
     uint32_t ctas = few * KVOPS_PARTS > tiles ? few * KVOPS_PARTS : tiles;
@@ -370,7 +381,7 @@ static cudaError_t plain_parts(void (*kernel)(struct kvops_attend), const struct
         uint32_t left = args->seq_count - done;
         some.seqs = args->seqs + done;
         some.seq_count = left < room ? left : (uint32_t)room;
-        error = plain_start<DIM>(kernel, &some, ctas, major, stream);
+        error = plain_start(kernels, &some, ctas, stream);
         if (error != cudaSuccess)
             break;
         dim3 grid(some.seq_count, few * PLAIN_SHARES, args->pool.geometry.kv_heads);
@@ -380,25 +391,36 @@ static cudaError_t plain_parts(void (*kernel)(struct kvops_attend), const struct
     return error;
 }
 
+static cudaError_t plain_major(int *major_out) {
+    int device;
+    cudaError_t error = cudaGetDevice(&device);
+
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(major_out, cudaDevAttrComputeCapabilityMajor, device);
+#ifdef CUDA_KVOPS_CP_ASYNC
+    *major_out = 8;
+#endif
+    return error;
+}
+
+/* For sequences of up to so many rows: `wgmma` where it can run, else `mma`. */
 template <int DIM>
-static cudaError_t plain_launch(void (*kernel)(struct kvops_attend),
+static cudaError_t plain_launch(void (*mma)(struct kvops_attend), const struct plain_kernels *wgmma,
                                 const struct kvops_attend *args, uint32_t row_count_max,
                                 cudaStream_t stream) {
     uint32_t group = args->q_heads / args->pool.geometry.kv_heads;
     uint32_t tiles = (row_count_max * group + TILE_QUERIES - 1) / TILE_QUERIES;
-    int device, major = 0;
-    cudaError_t error = cudaGetDevice(&device);
+    struct plain_kernels old = {{{mma, 2 * TILE_GROUP_THREADS, tile_map<DIM, 2>::BYTES}}, 1};
+    int major = 0;
+    cudaError_t error = plain_major(&major);
 
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-#ifdef CUDA_KVOPS_CP_ASYNC
-    major = 8;
-#endif
     if (error != cudaSuccess || args->seq_count == 0)
         return error;
-    if (major < 9 || (tiles > PREFILL_FEW_TILES && args->seq_count == 1))
-        return plain_start<DIM>(kernel, args, tiles, major, stream);
-    return plain_parts<DIM>(kernel, args, tiles, major, stream);
+    if (major < 9)
+        return plain_start(&old, args, tiles, stream);
+    if (tiles > PREFILL_FEW_TILES && args->seq_count == 1)
+        return plain_start(wgmma, args, tiles, stream);
+    return plain_parts<DIM>(wgmma, args, tiles, stream);
 }
 
 /* Sequences of FP8 or K8I4 (kv_control_prefill.cu). */

@@ -26,9 +26,10 @@ struct prefill {
     uint8_t *shared;
     uint32_t group;
     uint32_t head;
-    uint32_t row;   /* layer * kv_heads + head */
-    uint32_t first; /* query vector of the tile: row of the sequence * group + head of the group */
-    uint32_t count; /* query vectors of the sequence */
+    uint32_t row;    /* layer * kv_heads + head */
+    uint32_t first;  /* query vector of the tile: row of the sequence * group + head of the group */
+    uint32_t count;  /* query vectors of the sequence */
+    uint32_t groups; /* of four warps, that have all rows of the tile */
     uint32_t part, parts;            /* of the pages: CTAs that share a tile */
     uint32_t block_first, block_end; /* sealed blocks of this part */
 };
@@ -51,6 +52,7 @@ static __device__ __forceinline__ int prefill_place(struct prefill &at) {
     at.group = at.args.q_heads / at.args.pool.geometry.kv_heads;
     at.row = at.args.layer * at.args.pool.geometry.kv_heads + at.head;
     at.count = at.seq->row_count * at.group;
+    at.groups = TILE_GROUPS;
     at.parts = at.count <= PREFILL_FEW_TILES * TILE_QUERIES ? PREFILL_PARTS : 1;
     at.part = blockIdx.y % at.parts;
     at.first = blockIdx.y / at.parts * TILE_QUERIES;
@@ -152,9 +154,8 @@ static __device__ __forceinline__ void look_up(uint32_t block, asking &ask) {
     ask.later.tier = ask.blocks[block].tier;
 }
 
-template <int DIM>
+template <int DIM, class map>
 static __device__ __forceinline__ void ask_page(const struct prefill &at, asking &ask) {
-    using map = tile_here<DIM>;
     uint32_t stage = ask.stages + ask.count++ % ask.stage_count;
 
     if (ask.page >= LAYOUT_BLOCK_PAGES && ask.block < ask.block_count) {
@@ -167,17 +168,17 @@ static __device__ __forceinline__ void ask_page(const struct prefill &at, asking
             piece_commit();
         return;
     }
+    if (threadIdx.x % 32 == 0) /* before the request, whose end shows it to who waits for that */
+        ((uint32_t *)(at.shared + map::STREAMS))[stage] = ask.now.streams;
     page_request<DIM, true>(ask.stream, ask.now, ask.page,
                             shared_address(at.shared + map::STAGES + stage * map::STAGE_BYTES),
                             shared_address(at.shared + map::BARRIERS + stage * 8));
     ask.page += ask.step;
-    if (threadIdx.x % 32 == 0)
-        ((uint32_t *)(at.shared + map::STREAMS))[stage] = ask.now.streams;
 }
 
 /* For the warp that asks: visible pages first, first + step .., by turns into so many stages of
  * its own. */
-template <int DIM>
+template <int DIM, class map>
 static __device__ __forceinline__ void asking_start(const struct prefill &at, uint32_t first,
                                                     uint32_t step, uint32_t stages, asking &ask) {
     uint32_t lane = threadIdx.x % 32;
@@ -193,8 +194,7 @@ static __device__ __forceinline__ void asking_start(const struct prefill &at, ui
     ask.stages = first * stages;
     ask.stage_count = stages;
     if (lane < stages)
-        barrier_init(
-            shared_address(at.shared + tile_here<DIM>::BARRIERS + (ask.stages + lane) * 8));
+        barrier_init(shared_address(at.shared + map::BARRIERS + (ask.stages + lane) * 8));
     __syncwarp();
     look_up(at.block_first, ask);
 }

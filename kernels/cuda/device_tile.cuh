@@ -22,11 +22,12 @@
 #define TILE_WGMMA 0
 #endif
 
-/* Groups of four warps in a CTA: with the products of sm_90a three, with those of sm_80 two. */
+/* Groups of four warps in a CTA: with the products of sm_90a three, with those of sm_80 two. Planes
+ * on sm_90a have groups and a map of their own (device_walk_wgmma.cuh), until they are done. */
 enum { TILE_QUERIES = 64, TILE_GROUP_THREADS = 128, TILE_GROUPS = TILE_WGMMA ? 3 : 2 };
 enum { TILE_THREADS = TILE_GROUPS * TILE_GROUP_THREADS };
 
-/* Shared memory. Three groups need the BF16 queries only after the planes, where the stages are. */
+/* Shared memory. Three groups have their BF16 queries where two have stages. */
 template <int DIM, int GROUPS> struct tile_map {
     static constexpr uint32_t STAGE_COUNT = GROUPS == 3 ? 6 : 3;
     static constexpr uint32_t ROTATED = 0; /* fp16 queries [64][DIM] */

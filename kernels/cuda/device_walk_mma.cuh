@@ -158,12 +158,12 @@ static __device__ __forceinline__ void walk_planes(const struct prefill &at, row
 
     prepare();
     if (asks) {
-        asking_start<DIM>(at, 0, 1, map::STAGE_COUNT, ask);
+        asking_start<DIM, map>(at, 0, 1, map::STAGE_COUNT, ask);
         for (uint32_t n = 0; n < map::STAGE_COUNT - 1; n++)
-            ask_page<DIM>(at, ask);
+            ask_page<DIM, map>(at, ask);
         if (pages > 0)
             page_wait<2>(barriers, 0);
-        ask_page<DIM>(at, ask);
+        ask_page<DIM, map>(at, ask);
     }
     __syncthreads();
     if (pages > 0)
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void walk_planes(const struct prefill &at, row
     for (uint32_t n = 0; n < pages; n++) {
         __syncthreads();
         if (asks)
-            ask_page<DIM>(at, ask);
+            ask_page<DIM, map>(at, ask);
         attend_planes<DIM>(at, n % 2, state);
         if (n + 1 < pages)
             put_tile<DIM>(at, n + 1);

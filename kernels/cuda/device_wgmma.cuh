@@ -40,9 +40,14 @@ static __device__ __forceinline__ uint64_t tile_descriptor(uint32_t at) {
     return (uint64_t)(at >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-/* Warpgroup of the CTA, known to the compiler as the same in all lanes. */
+/* A number of the warp, known to the compiler as the same in all lanes. */
+static __device__ __forceinline__ uint32_t group_index_of(uint32_t index) {
+    return __shfl_sync(~0u, index, 0);
+}
+
+/* Warpgroup of the CTA. */
 static __device__ __forceinline__ uint32_t group_index() {
-    return __shfl_sync(~0u, threadIdx.x / TILE_GROUP_THREADS, 0);
+    return group_index_of(threadIdx.x / TILE_GROUP_THREADS);
 }
 
 static __device__ __forceinline__ void wgmma_begin() {
@@ -71,10 +76,18 @@ static __device__ __forceinline__ void wgmma_keep(const uint32_t (&a)[4][4]) {
         asm volatile("" ::"r"(a[i / 4][i % 4]) : "memory");
 }
 
-/* What the threads of the warpgroup wrote may be read by products after it. */
-static __device__ __forceinline__ void group_sync(uint32_t group) {
-    asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(group + 1) : "memory");
+/* --- warpgroups */
+
+/* Registers of every thread of the warpgroup from here on. */
+template <int MORE> static __device__ __forceinline__ void group_grow() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
 }
+
+template <int LESS> static __device__ __forceinline__ void group_shrink() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
+}
+
+/* --- products */
 
 /* d = q k^T: 64 rows of A and 64 of B, sixteen dims, both in shared memory. */
 static __device__ __forceinline__ void wgmma_first_logits(float (&d)[32], uint64_t a, uint64_t b) {
@@ -229,26 +242,48 @@ template <int DIM> static __device__ __forceinline__ uint2 load_v_words(uint32_t
     return words;
 }
 
+/* What a lane reads of V but for VX: base codes of every tile, planes of all. */
+template <int DIM> struct v_words { uint2 base[DIM / 64], one, two; };
+
+template <int DIM>
+static __device__ __forceinline__ v_words<DIM> load_v(uint32_t stage, uint32_t streams) {
+    using map = stage_map<DIM>;
+    constexpr uint32_t TILES = DIM / 64;
+    uint32_t first = threadIdx.x / 32 % 4 * TILES, lane = threadIdx.x % 32;
+    uint32_t at = ((first / 4 * 32 + lane) * 4 + first % 4) * 4;
+    v_words<DIM> words;
+
+    if constexpr (DIM == 128) { /* two tiles lie together */
+        uint4 both = load_16(stage + map::VB + (first / 2 * 32 + lane) * 16);
+        words.base[0] = make_uint2(both.x, both.y);
+        words.base[1] = make_uint2(both.z, both.w);
+    } else {
+        words.base[0] = load_8(stage + map::VB + (first / 2 * 32 + lane) * 16 + first % 2 * 8);
+    }
+    words.one = load_v_words<DIM>(stage + map::VR1 + at, streams >> LAYOUT_VR1 & 1);
+    words.two = load_v_words<DIM>(stage + map::VR2 + at, streams >> LAYOUT_VR2 & 1);
+    return words;
+}
+
 /* Warp w of the group: DIM / 64 tiles of 16 dims, all tokens. */
 template <int DIM, bool EIGHT>
-static __device__ __forceinline__ void part_put_v_of(uint8_t *v, uint32_t stage, uint32_t streams) {
+static __device__ __forceinline__ void part_put_v_of(uint8_t *v, uint32_t stage, uint32_t streams,
+                                                     const v_words<DIM> &words) {
     using map = stage_map<DIM>;
     constexpr uint32_t TILES = DIM / 64;
     uint32_t first = threadIdx.x / 32 % 4 * TILES;
     uint32_t lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    uint32_t at = ((first / 4 * 32 + lane) * 4 + first % 4) * 4;
     bool three = streams >> LAYOUT_VR1 & 1, four = streams >> LAYOUT_VR2 & 1;
     const __half2 bias = __float2half2_rn(EIGHT   ? -2304.0f
                                           : four  ? -2288.0f
                                           : three ? -2272.0f
                                                   : -2240.0f);
-    uint2 one = load_v_words<DIM>(stage + map::VR1 + at, three);
-    uint2 two = load_v_words<DIM>(stage + map::VR2 + at, four);
 
 #pragma unroll
     for (uint32_t i = 0; i < TILES; i++) {
-        uint32_t dt = first + i, a[2][4], r1 = i ? one.y : one.x, r2 = i ? two.y : two.x;
-        uint2 base = load_8(stage + map::VB + (dt / 2 * 32 + lane) * 16 + dt % 2 * 8);
+        uint32_t dt = first + i, a[2][4];
+        uint32_t r1 = i ? words.one.y : words.one.x, r2 = i ? words.two.y : words.two.x;
+        uint2 base = words.base[i];
         uint4 x = make_uint4(0, 0, 0, 0);
         if (EIGHT)
             x = load_16(stage + map::VX + (dt * 32 + lane) * 16);
@@ -267,11 +302,12 @@ static __device__ __forceinline__ void part_put_v_of(uint8_t *v, uint32_t stage,
 }
 
 template <int DIM>
-static __device__ __forceinline__ void part_put_v(uint8_t *v, uint32_t stage, uint32_t streams) {
+static __device__ __forceinline__ void part_put_v(uint8_t *v, uint32_t stage, uint32_t streams,
+                                                  const v_words<DIM> &words) {
     if (streams >> LAYOUT_VX & 1)
-        part_put_v_of<DIM, true>(v, stage, streams);
+        part_put_v_of<DIM, true>(v, stage, streams, words);
     else
-        part_put_v_of<DIM, false>(v, stage, streams);
+        part_put_v_of<DIM, false>(v, stage, streams, words);
 }
 
 #endif

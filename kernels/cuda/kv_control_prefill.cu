@@ -114,16 +114,23 @@ static __global__ void __launch_bounds__(TILE_THREADS, 1)
     finish<DIM>(at, state);
 }
 
+template <int DIM, bool CODES>
+static cudaError_t launch(const struct kvops_attend *args, uint32_t row_count_max,
+                          cudaStream_t stream) {
+    struct plain_kernels wgmma = {
+        {{control_prefill_kernel<DIM, CODES>, 3 * TILE_GROUP_THREADS, tile_map<DIM, 3>::BYTES}}, 1};
+
+    return plain_launch<DIM>(control_prefill_kernel<DIM, CODES>, &wgmma, args, row_count_max,
+                             stream);
+}
+
 cudaError_t control_prefill(const struct kvops_attend *args, uint32_t row_count_max,
                             enum layout_tier tier, cudaStream_t stream) {
     bool small = args->pool.geometry.head_dim == 64;
 
     if (tier == LAYOUT_TIER_FP8)
-        return small ? plain_launch<64>(control_prefill_kernel<64, false>, args, row_count_max,
-                                        stream)
-                     : plain_launch<128>(control_prefill_kernel<128, false>, args, row_count_max,
-                                         stream);
-    return small
-               ? plain_launch<64>(control_prefill_kernel<64, true>, args, row_count_max, stream)
-               : plain_launch<128>(control_prefill_kernel<128, true>, args, row_count_max, stream);
+        return small ? launch<64, false>(args, row_count_max, stream)
+                     : launch<128, false>(args, row_count_max, stream);
+    return small ? launch<64, true>(args, row_count_max, stream)
+                 : launch<128, true>(args, row_count_max, stream);
 }
