@@ -10,8 +10,8 @@
  * joined to a running softmax; the groups join at the end in order. Groups: over planes two with
  * wgmma (sm_90a), each with another that makes tiles for it, or with mma (sm_80) two that share the
  * pages; over BF16 blocks three (sm_90a) or two. With wgmma a sequence of up to four tiles, as of a
- * question, has eight CTAs a tile, each with an eighth of its blocks; another kernel joins what they
- * leave, in order. So the bits of a row depend on its sequence, its place in the chunk, and on
+ * question, has eight CTAs a tile, each with an eighth of its blocks; another kernel joins what
+ * they leave, in order. So the bits of a row depend on its sequence, its place in the chunk, and on
  * whether the chunk has more than four tiles.
  *
  * Against the twin: q and p are rounded to fp16 (2^-12) over planes, split in two BF16 (2^-17) over
