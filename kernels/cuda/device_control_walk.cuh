@@ -6,10 +6,10 @@
  *
  * Moves the stored bytes: per page, KV head and layer 16,384 B (FP8) or 12,928 B (K8I4) at head_dim
  * 128. They lie in shared memory as they are stored, swizzled, and become numbers in registers on
- * the way into a product: FP8 fp16 (q and the weights in two fp16 each); K of K8I4 is multiplied as
- * bytes, with q as for planes; its nibbles become BF16, the scale is in the weight, and the minimum
- * of a group is summed beside. Matrices are read across as 16-bit units, so a lane has two (FP8) or
- * four (K8I4) neighbouring dims: dim_of says which.
+ * the way into a product: FP8 becomes fp16, q and the weights are two fp16 each. K8I4 is multiplied
+ * as bytes, q and the weights in 16 bits as for planes; the scale is in the weight, the minimum of
+ * a group is summed beside. V is read across as 16-bit units, so a lane has two (FP8) or four
+ * (K8I4) neighbouring dims: dim_of says which. About 1,200 warp instructions a page.
  *
  * Threads: device code, one warp; the ring belongs to its warp.
  * Units: bytes of shared memory, half pages of 32 tokens.
@@ -37,16 +37,24 @@ static __device__ __forceinline__ uint32_t control_chunk(uint32_t token, uint32_
     return token * ROW + (chunk ^ (token * ROW / 128 % (ROW / 16))) * 16;
 }
 
-template <uint32_t ROW>
-static __device__ __forceinline__ void control_copy(uint32_t to, const uint8_t *from) {
+/* Where a lane reads its row of four matrices: token lane % 16, chunks 0 and 1. Chunks c and c + 1
+ * (c even) are at this ^ 16c, the next 16 tokens 16 rows on. `at` is a multiple of 128. */
+template <uint32_t ROW> static __device__ __forceinline__ uint32_t control_row(uint32_t at) {
     uint32_t lane = threadIdx.x % 32;
 
+    return at + control_chunk<ROW>(lane % 16, lane / 16);
+}
+
+/* 32 tokens. Four lines of 128 bytes at a time: rows as long as that swap halves every time. */
+template <uint32_t ROW>
+static __device__ __forceinline__ void control_copy(uint32_t to, const uint8_t *from) {
+    uint32_t lane = threadIdx.x % 32, swap = ROW == 128 ? 64 : 0;
+
+    to += control_chunk<ROW>(lane / (ROW / 16), lane % (ROW / 16));
+    from += 16 * lane;
 #pragma unroll
-    for (uint32_t i = 0; i < ROW / 16; i++) {
-        uint32_t index = i * 32 + lane;
-        copy_16(to + control_chunk<ROW>(index / (ROW / 16), index % (ROW / 16)), from + 16 * index,
-                16);
-    }
+    for (uint32_t i = 0; i < ROW / 16; i++)
+        copy_16((i % 2 ? to ^ swap : to) + i * 512, from + i * 512, 16);
 }
 
 /* Looks up the slots of half page `get`: their numbers may still be on their way. */
@@ -114,7 +122,7 @@ static __device__ __forceinline__ void control_start(const struct cta &cta, uint
     control_fill<DIM, CODES>(cta, ring, walk);
 }
 
-/* --- arithmetic: x[n][i] and p[n][i] are of token 8i + g, head c of group n */
+/* --- arithmetic: x[n][i] is of token 8i + g, head c of group n */
 
 static __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
@@ -145,14 +153,6 @@ static __device__ __forceinline__ uint2 control_f16(uint32_t bytes) {
     out = make_uint2(word[0], word[1]);
 #endif
     return out;
-}
-
-/* Nibble `i` of either half of a word as BF16. */
-static __device__ __forceinline__ uint32_t control_nibble(uint32_t word, int i) {
-    const uint32_t offset = 0x43004300; /* 128, twice: its last bits count ones */
-    uint32_t sum = (word >> 4 * i & 0x000F000F) | offset;
-    __nv_bfloat162 pair = __hsub2(*(__nv_bfloat162 *)&sum, *(const __nv_bfloat162 *)&offset);
-    return *(uint32_t *)&pair;
 }
 
 static __device__ __forceinline__ float control_half(uint32_t bits) {
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void load_queries(const struct cta &cta,
 template <int DIM, int GROUPS>
 static __device__ __forceinline__ void
 control_logits(uint32_t at, const split_queries<DIM> (&q)[GROUPS], float (&x)[GROUPS][4]) {
-    uint32_t lane = threadIdx.x % 32;
+    uint32_t from = control_row<DIM>(at);
 
 #pragma unroll
     for (uint32_t tile = 0; tile < 2; tile++) {
@@ -201,7 +201,7 @@ control_logits(uint32_t at, const split_queries<DIM> (&q)[GROUPS], float (&x)[GR
 #pragma unroll
         for (int ks = 0; ks < DIM / 16; ks += 2) {
             uint32_t w[4];
-            load_matrices(w, at + control_chunk<DIM>(16 * tile + lane % 16, ks + lane / 16));
+            load_matrices(w, (from ^ 16 * ks) + 16 * DIM * tile);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 uint2 near = control_f16(w[2 * i]), far = control_f16(w[2 * i + 1]);
@@ -226,7 +226,8 @@ control_logits(uint32_t at, const split_queries<DIM> (&q)[GROUPS], float (&x)[GR
 template <int DIM, int GROUPS>
 static __device__ __forceinline__ void
 control_logits(uint32_t at, const page_queries<DIM> (&q)[GROUPS], float (&x)[GROUPS][4]) {
-    uint32_t lane = threadIdx.x % 32, scales = at + control_map<DIM, true>::SCALES + lane / 4 * 2;
+    uint32_t scales = at + control_map<DIM, true>::SCALES + threadIdx.x % 32 / 4 * 2;
+    uint32_t from = control_row<DIM>(at);
 
 #pragma unroll
     for (uint32_t tile = 0; tile < 2; tile++) {
@@ -239,7 +240,7 @@ control_logits(uint32_t at, const page_queries<DIM> (&q)[GROUPS], float (&x)[GRO
 #pragma unroll
         for (int ks = 0; ks < DIM / 32; ks++) {
             uint32_t w[4];
-            load_matrices(w, at + control_chunk<DIM>(16 * tile + lane % 16, 2 * ks + lane / 16));
+            load_matrices(w, (from ^ 32 * ks) + 16 * DIM * tile);
 #pragma unroll
             for (int n = 0; n < GROUPS; n++)
                 mma_s8(sum[n], w, q[n].b[ks]);
@@ -256,53 +257,37 @@ control_logits(uint32_t at, const page_queries<DIM> (&q)[GROUPS], float (&x)[GRO
     }
 }
 
-/* A block so far; `least` are a lane's own shares of the minima, by groups of 64 dims. */
-template <int DIM> struct control_leaf {
-    piece_state<DIM> values;
-    float least[DIM / 64];
-};
-
-/* p = the weights of logits x, joined into everything of the leaf but its values. */
-template <int DIM>
-static __device__ __forceinline__ void control_weights(const float (&x)[4], float (&p)[4],
-                                                       control_leaf<DIM> &leaf) {
-    piece_state<DIM> &into = leaf.values;
-    float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-    float max = fmaxf(into.max, state_head_max(top)), keep = state_exp2(__fsub_rn(into.max, max));
-
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        p[i] = state_exp2(__fsub_rn(x[i], max));
-    into.max = max;
-    into.sum = __fmaf_rn(into.sum, keep, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
-    if (!__any_sync(~0u, keep != 1.0f))
-        return;
-#pragma unroll
-    for (int i = 0; i < DIM / 64; i++)
-        leaf.least[i] = __fmul_rn(leaf.least[i], keep);
-#pragma unroll
-    for (int i = 0; i < DIM / 16 * 4; i++)
-        into.acc[i / 4][i % 4] = __fmul_rn(into.acc[i / 4][i % 4], keep);
-}
-
-/* Values of FP8. */
+/* Joins the half page with the logits `x`: FP8. */
 template <int DIM, int GROUPS>
-static __device__ __forceinline__ void control_bytes(uint32_t at, const float (&p)[GROUPS][4],
-                                                     control_leaf<DIM> (&leaf)[GROUPS]) {
-    uint32_t lane = threadIdx.x % 32, v = at + control_map<DIM, false>::V;
+static __device__ __forceinline__ void control_join(uint32_t at, const float (&x)[GROUPS][4],
+                                                    piece_state<DIM> (&leaf)[GROUPS]) {
+    uint32_t from = control_row<DIM>(at + control_map<DIM, false>::V), b[GROUPS][4];
 
 #pragma unroll
-    for (int tile = 0; tile < 2; tile++) {
-        uint32_t b[GROUPS][2];
+    for (int n = 0; n < GROUPS; n++) {
+        float top = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3])), p[4];
+        float max = fmaxf(leaf[n].max, state_head_max(top));
+        float keep = state_exp2(__fsub_rn(leaf[n].max, max));
 #pragma unroll
-        for (int n = 0; n < GROUPS; n++)
+        for (int i = 0; i < 4; i++) {
+            p[i] = state_exp2(__fsub_rn(x[n][i], max));
+            b[n][i] = transpose(split_f16(p[i]));
+        }
+        leaf[n].max = max;
+        leaf[n].sum =
+            __fmaf_rn(leaf[n].sum, keep, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
+        if (__any_sync(~0u, keep != 1.0f)) {
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                b[n][i] = transpose(split_f16(p[n][2 * tile + i]));
+            for (int i = 0; i < DIM / 16 * 4; i++)
+                leaf[n].acc[i / 4][i % 4] = __fmul_rn(leaf[n].acc[i / 4][i % 4], keep);
+        }
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++)
 #pragma unroll
         for (int dt = 0; dt < DIM / 16; dt += 2) {
             uint32_t w[4];
-            load_matrices_across(w, v + control_chunk<DIM>(16 * tile + lane % 16, dt + lane / 16));
+            load_matrices_across(w, (from ^ 16 * dt) + 16 * DIM * tile);
 #pragma unroll
             for (int i = 0; i < 2; i++) { /* two tokens of one dim, then of the next */
                 uint2 near = control_f16(__byte_perm(w[2 * i], 0, 0x3120));
@@ -310,71 +295,132 @@ static __device__ __forceinline__ void control_bytes(uint32_t at, const float (&
                 uint32_t a[4] = {near.x, near.y, far.x, far.y};
 #pragma unroll
                 for (int n = 0; n < GROUPS; n++)
-                    mma_f16(leaf[n].values.acc[dt + i], a, b[n][0], b[n][1]);
-            }
-        }
-    }
-}
-
-/* Values of K8I4. */
-template <int DIM, int GROUPS>
-static __device__ __forceinline__ void control_nibbles(uint32_t at, const float (&p)[GROUPS][4],
-                                                       control_leaf<DIM> (&leaf)[GROUPS]) {
-    using map = control_map<DIM, true>;
-    uint32_t lane = threadIdx.x % 32, g = lane / 4;
-
-#pragma unroll
-    for (int tile = 0; tile < 2; tile++)
-#pragma unroll
-        for (int group = 0; group < DIM / 64; group++) {
-            uint32_t b[GROUPS][2], w[4];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t token = 16 * tile + 8 * i + g;
-                uint32_t pair = load_4(at + map::GROUPS + (token * (DIM / 64) + group) * 4);
-                float scale = control_half(pair), least = control_half(pair >> 16);
-#pragma unroll
-                for (int n = 0; n < GROUPS; n++) {
-                    float weight = p[n][2 * tile + i];
-                    b[n][i] = transpose(split_bf16(__fmul_rn(weight, scale)));
-                    leaf[n].least[group] = __fmaf_rn(weight, least, leaf[n].least[group]);
-                }
-            }
-            load_matrices_across(
-                w, at + map::V +
-                       control_chunk<map::V_ROW>(16 * tile + lane % 16, 2 * group + lane / 16));
-#pragma unroll
-            for (int i = 0; i < 4; i++) { /* two dims for four lanes each */
-                uint32_t near = w[i / 2 * 2], far = w[i / 2 * 2 + 1];
-                int low = i % 2 * 2;
-                uint32_t a[4] = {control_nibble(near, low), control_nibble(near, low + 1),
-                                 control_nibble(far, low), control_nibble(far, low + 1)};
-#pragma unroll
-                for (int n = 0; n < GROUPS; n++)
-                    mma_bf16(leaf[n].values.acc[4 * group + i], a, b[n][0], b[n][1]);
+                    mma_f16(leaf[n].acc[dt + i], a, b[n][2 * tile], b[n][2 * tile + 1]);
             }
         }
 }
 
 template <int DIM>
-static __device__ __forceinline__ void control_leaf_end(const control_leaf<DIM> &from,
-                                                        state<DIM / 8> &out) {
-    piece_leaf_end<DIM>(from.values, out);
+static __device__ __forceinline__ void control_end(const piece_state<DIM> &leaf,
+                                                   state<DIM / 8> &out) {
+    piece_leaf_end<DIM>(leaf, out);
+}
+
+template <int DIM> static __device__ __forceinline__ void control_clear(piece_state<DIM> &leaf) {
+    piece_clear(leaf);
+}
+
+/* A block of K8I4 so far; sum and the minima by groups of 64 dims are a lane's own shares. */
+template <int DIM> struct nibble_leaf {
+    float max;
+    float sum;
+    float least[DIM / 64];
+    float acc[DIM / 8];
+};
+
+/* Weights of a half page relative to its own largest logit, joined into the leaf but for values;
+ * returns what they are worth in it. */
+template <int DIM>
+static __device__ __forceinline__ float control_weights(const float (&x)[4], float (&p)[4],
+                                                        nibble_leaf<DIM> &leaf) {
+    float top = state_head_max(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
+    float max = fmaxf(leaf.max, top), keep = state_exp2(__fsub_rn(leaf.max, max));
+    float take = state_exp2(__fsub_rn(top, max));
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        p[i] = state_exp2(__fsub_rn(x[i], top));
+    float sum = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3]));
+    leaf.max = max;
+    leaf.sum = __fmaf_rn(leaf.sum, keep, __fmul_rn(sum, take));
+    if (__any_sync(~0u, keep != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < DIM / 64; i++)
+            leaf.least[i] = __fmul_rn(leaf.least[i], keep);
+#pragma unroll
+        for (int i = 0; i < DIM / 8; i++)
+            leaf.acc[i] = __fmul_rn(leaf.acc[i], keep);
+    }
+    return take;
+}
+
+/* Joins the half page with the logits `x`: K8I4, p * scale in 16 bits of the group's largest. */
+template <int DIM, int GROUPS>
+static __device__ __forceinline__ void control_join(uint32_t at, const float (&x)[GROUPS][4],
+                                                    nibble_leaf<DIM> (&leaf)[GROUPS]) {
+    using map = control_map<DIM, true>;
+    uint32_t lane = threadIdx.x % 32, from = control_row<map::V_ROW>(at + map::V);
+    float p[GROUPS][4], take[GROUPS];
+
+#pragma unroll
+    for (int n = 0; n < GROUPS; n++)
+        take[n] = control_weights(x[n], p[n], leaf[n]);
 #pragma unroll
     for (int group = 0; group < DIM / 64; group++) {
-        float least = state_head_sum(from.least[group]);
+        uint32_t near[4], far[4], b[GROUPS][2];
+        float scale[4], least[4], worth[GROUPS];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            out.acc[8 * group + i] = __fadd_rn(out.acc[8 * group + i], least);
+        for (int i = 0; i < 4; i++) {
+            uint32_t token = 8 * i + lane / 4;
+            uint32_t pair = load_4(at + map::GROUPS + (token * (DIM / 64) + group) * 4);
+            scale[i] = control_half(pair);
+            least[i] = control_half(pair >> 16);
+        }
+        float widest = state_head_max(fmaxf(fmaxf(scale[0], scale[1]), fmaxf(scale[2], scale[3])));
+        float to_steps = __fdividef(65535.0f, widest);
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            float sum = 0.0f;
+            uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float weight = __fmul_rn(p[n][i], scale[i]);
+                w[i] = __float_as_uint(__fmaf_rn(weight, to_steps, 8388608.0f));
+                sum = __fmaf_rn(p[n][i], least[i], sum);
+            }
+            b[n][0] = transpose(__byte_perm(w[0], w[1], 0x4051));
+            b[n][1] = transpose(__byte_perm(w[2], w[3], 0x4051));
+            leaf[n].least[group] = __fmaf_rn(sum, take[n], leaf[n].least[group]);
+            worth[n] = __fmul_rn(take[n], __fmul_rn(widest, 1.0f / 65535.0f));
+        }
+        load_matrices_across(near, from ^ 32 * group);
+        load_matrices_across(far, (from ^ 32 * group) + 16 * map::V_ROW);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* two dims for four lanes each, the second in high nibbles */
+            uint32_t pick = i % 2 ? 0x7351 : 0x6240;
+            uint32_t u = __byte_perm(near[i / 2 * 2], near[i / 2 * 2 + 1], pick);
+            uint32_t v = __byte_perm(far[i / 2 * 2], far[i / 2 * 2 + 1], pick);
+            uint32_t a[4] = {u & 0x0F0F0F0F, u & 0xF0F0F0F0, v & 0x0F0F0F0F, v & 0xF0F0F0F0};
+#pragma unroll
+            for (int n = 0; n < GROUPS; n++) {
+                float *acc = &leaf[n].acc[8 * group + 2 * i];
+                int c[4] = {};
+                mma_u8(c, a, b[n][0], b[n][1]);
+                acc[0] = __fmaf_rn((float)(c[0] * 256 + c[1]), worth[n], acc[0]);
+                acc[1] =
+                    __fmaf_rn((float)(c[2] * 256 + c[3]), __fmul_rn(worth[n], 0.0625f), acc[1]);
+            }
+        }
     }
 }
 
 template <int DIM>
-static __device__ __forceinline__ void control_leaf_clear(control_leaf<DIM> &leaf) {
-    piece_clear(leaf.values);
+static __device__ __forceinline__ void control_end(const nibble_leaf<DIM> &leaf,
+                                                   state<DIM / 8> &out) {
+    out.max = leaf.max;
+    out.sum = state_head_sum(leaf.sum);
 #pragma unroll
-    for (int group = 0; group < DIM / 64; group++)
-        leaf.least[group] = 0.0f;
+    for (int group = 0; group < DIM / 64; group++) {
+        float least = state_head_sum(leaf.least[group]);
+#pragma unroll
+        for (int i = 8 * group; i < 8 * group + 8; i++)
+            out.acc[i] = __fadd_rn(leaf.acc[i], least);
+    }
+}
+
+template <int DIM> static __device__ __forceinline__ void control_clear(nibble_leaf<DIM> &leaf) {
+    leaf = {};
+    leaf.max = -INFINITY;
 }
 
 /* into = the blocks of the warp. */
@@ -383,34 +429,28 @@ static __device__ __forceinline__ void attend_control(const struct cta &cta, uin
                                                       piece_walk &walk,
                                                       state<DIM / 8> (&into)[GROUPS]) {
     std::conditional_t<CODES, page_queries<DIM>, split_queries<DIM>> q[GROUPS];
-    control_leaf<DIM> leaf[GROUPS];
+    std::conditional_t<CODES, nibble_leaf<DIM>, piece_state<DIM>> leaf[GROUPS];
 
     load_queries<DIM>(cta, q);
 #pragma unroll
     for (int n = 0; n < GROUPS; n++)
-        control_leaf_clear(leaf[n]);
+        control_clear<DIM>(leaf[n]);
 #pragma unroll 1
     while (walk.use < walk.end) {
         uint32_t at = ring + walk.used % CONTROL_STAGES * control_map<DIM, CODES>::STAGE;
-        float x[GROUPS][4], p[GROUPS][4];
+        float x[GROUPS][4];
         control_fill<DIM, CODES>(cta, ring, walk);
         piece_wait<CONTROL_STAGES>();
         control_logits<DIM>(at, q, x);
-#pragma unroll
-        for (int n = 0; n < GROUPS; n++)
-            control_weights<DIM>(x[n], p[n], leaf[n]);
-        if constexpr (CODES)
-            control_nibbles<DIM>(at, p, leaf);
-        else
-            control_bytes<DIM>(at, p, leaf);
+        control_join<DIM>(at, x, leaf);
         uint32_t next = piece_after(walk, walk.use);
         if (next >= walk.end || (next ^ walk.use) >> walk.log) {
 #pragma unroll
             for (int n = 0; n < GROUPS; n++) {
                 state<DIM / 8> block;
-                control_leaf_end<DIM>(leaf[n], block);
+                control_end<DIM>(leaf[n], block);
                 state_fold(into[n], block);
-                control_leaf_clear(leaf[n]);
+                control_clear<DIM>(leaf[n]);
             }
         }
         walk.use = next;

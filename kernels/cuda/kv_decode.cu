@@ -22,8 +22,8 @@
  * Against the twin: q has 16 bits of its largest rotated value, so a logit differs by at most
  * sum_d |(c_d + half) s_k| * max|Hq| / 65278 / sqrt(dim) + 2^-22 |logit|; p * v_scale has 16 bits
  * of its page's maximum, so an output by at most 2^-16 * max|V| (page maxima weigh at most the
- * sum) on top of 2 * max|logit difference| * max|V|. BF16 and FP8 tokens, V of K8I4: q and p to
- * 2^-17; K of K8I4 as planes.
+ * sum) on top of 2 * max|logit difference| * max|V|. K8I4 likewise; BF16 and FP8 tokens: q and p
+ * to 2^-17.
  */
 #include "kernels/cuda/device_control_walk.cuh"
 
