@@ -180,8 +180,8 @@ static enum kv_err live_shared(struct nine *nine, double seconds, struct nine_de
     enum kv_err err = KV_OK;
     double begun = nine_seconds();
 
-    nine->users[out].away = 1;
     baton_take(&nine->baton);
+    nine->users[out].away = 1;
     nine_decoder_rest(decoder, seconds / 40, 20);
     while (err == KV_OK && decoder->err == KV_OK && life->move_count < NINE_WAKES_MAX &&
            (nine_seconds() < begun + seconds || life->move_count == 0)) {
