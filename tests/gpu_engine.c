@@ -448,6 +448,74 @@ static void test_bits(struct engine *gpu) {
             rate[0], rate[1], rate[2], rate[3]);
 }
 
+/* --- questions in pieces, between which others step */
+
+struct pieces {
+    struct session *talking;
+    struct kv_digest_state rows;
+    uint32_t count, steps;
+};
+
+static int step_beside(void *context, int small) {
+    struct pieces *pieces = context;
+    struct engine *engine = session_engine(pieces->talking);
+    struct kv_diag diag = {""};
+    uint32_t count = 0;
+
+    (void)small;
+    if (pieces->talking->state == SESSION_IDLE)
+        tally_need(session_generate(pieces->talking, 40, &diag), &diag, "session_generate");
+    tally_need(engine_step(engine, events, &count, &diag), &diag, "engine_step");
+    pieces->steps++;
+    return 1;
+}
+
+static void take_answer(void *context, uint32_t ask, uint64_t row, const float *logits) {
+    struct pieces *pieces = context;
+    uint64_t at = (uint64_t)ask << 32 | row;
+
+    kv_digest_update(&pieces->rows, &at, sizeof at);
+    kv_digest_update(&pieces->rows, logits,
+                     session_engine(pieces->talking)->model.vocab_count * sizeof *logits);
+    pieces->count++;
+}
+
+/* Chunks and single rows, with a hole and at the floor: more rows than a tile of logits has. */
+static struct kv_digest ask_many(struct pieces *pieces, struct session *asked) {
+    const struct session_range hole = {400, 700};
+    struct session_ask asks[10];
+    struct kv_diag diag = {""};
+
+    for (uint32_t i = 0; i < 10; i++)
+        asks[i] = (struct session_ask){.ids = text_ids + 50 * i,
+                                       .count = i < 2 ? 1 : 10,
+                                       .hide = &hole,
+                                       .hide_count = i % 3 == 2,
+                                       .floor = i % 4 == 1};
+    kv_digest_init(&pieces->rows);
+    pieces->count = 0;
+    tally_need(session_ask_all(asked, asks, 10, take_answer, pieces, &diag), &diag, "questions");
+    return kv_digest_final(&pieces->rows);
+}
+
+static void test_pieces(struct engine *gpu) {
+    struct session *asked = make_session(gpu, "asked", KEEP_LADDER);
+    struct pieces pieces = {.talking = make_session(gpu, "talking", KEEP_LADDER)};
+
+    feed(asked, text_ids, 1900);
+    feed(pieces.talking, text_ids + 100, 900);
+    struct kv_digest whole = ask_many(&pieces, asked);
+    gpu->settings.hooks = (struct engine_hooks){.context = &pieces, .breathe = step_beside};
+    struct kv_digest beside = ask_many(&pieces, asked);
+    gpu->settings.hooks = (struct engine_hooks){.context = NULL};
+    tally_check(kv_digest_equal(&whole, &beside) && pieces.count == 82 &&
+                    pieces.steps > gpu->model.geometry.layers,
+                "questions in pieces, others stepping: the bits of those in one");
+    (void)run(gpu);
+    session_drop(asked);
+    session_drop(pieces.talking);
+}
+
 static void time_prefill(struct engine *gpu) {
     struct session *session = make_session(gpu, "long", KEEP_K8V4);
     double begun = tally_seconds(), first;
@@ -648,6 +716,7 @@ int main(int argc, char **argv) {
     engine_close(host);
     time_prefill(gpu);
     test_bits(gpu);
+    test_pieces(gpu);
     engine_close(gpu);
     test_restored(dir[0]);
     test_crossing(dir[1], ENGINE_DEVICE_CPU, the_gpu);
