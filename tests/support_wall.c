@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { RANGES_MAX = 8, SEQS_MAX = 160, ROWS_MAX = 512, LENT_MAX = 4096 };
+enum { RANGES_MAX = 32, SEQS_MAX = 160, ROWS_MAX = 512, LENT_MAX = 4096 };
 
 enum kv_err __real_device_host_open(const struct device_host_settings *settings,
                                     struct device **device_out, struct kv_diag *diag);

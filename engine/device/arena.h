@@ -11,7 +11,9 @@
 
 #include <stdint.h>
 
-enum { ARENA_RANGES_MAX = 32, ARENA_UNIT_BYTES = 4096 };
+/* Weights, workspace, pool and a dozen that grow; and what each of 64 requests that are asked in
+ * pieces keeps between two of them. */
+enum { ARENA_RANGES_MAX = 96, ARENA_UNIT_BYTES = 4096 };
 
 struct arena {
     uint8_t *base;
