@@ -18,13 +18,7 @@
 #include <string.h>
 
 /* Tokens of context that questions take, and those of one with its template. */
-enum {
-    ROOM = 320,
-    EVENTS = 2 * NINE_SESSIONS_MAX + 1,
-    QUEUE = 65536,
-    RAM_TABLES = 8 << 20,
-    BREATH_TRIES = 1000
-};
+enum { ROOM = 320, EVENTS = 2 * NINE_SESSIONS_MAX + 1, QUEUE = 65536, RAM_TABLES = 8 << 20 };
 
 double nine_seconds(void) {
     return (double)kv_clock_now_ns(kv_clock_system()) * 1e-9;
@@ -110,24 +104,21 @@ static void on_back(void *context) {
         nine_holds_back(nine->holds);
 }
 
+/* Until the decoder is in a step, then behind it. Between two steps it looks at the first before it
+ * asks for its turn again, so that the baton alone would come back at once. */
 static int on_breathe(void *context, int small) {
     struct nine *nine = context;
-
     uint64_t before = nine->steps;
 
     (void)small;
     if (!nine->shared)
         return 0;
     on_away(context);
-    baton_take(&nine->baton);
-    /* Between two steps the decoder looks at the first before it asks for its turn again. */
-    for (uint32_t left = BREATH_TRIES; nine->steps == before && left > 0; left--) {
-        baton_give(&nine->baton);
-        sched_yield();
-        baton_take(&nine->baton);
-    }
-    if (nine->holds)
-        nine_holds_back(nine->holds);
+    pthread_mutex_lock(&nine->lock);
+    while (nine->steps == before && nine->decoding)
+        pthread_cond_wait(&nine->stepping, &nine->lock);
+    pthread_mutex_unlock(&nine->lock);
+    on_back(context);
     return nine->steps != before;
 }
 
@@ -176,6 +167,8 @@ enum kv_err nine_open(const struct nine_settings *settings, uint32_t users, stru
     nine_out->settings = *settings;
     nine_out->user_count = users;
     baton_init(&nine_out->baton);
+    pthread_mutex_init(&nine_out->lock, NULL);
+    pthread_cond_init(&nine_out->stepping, NULL);
     KV_TRY(synth_parse(settings->model, &nine_out->synth, diag));
     words = NINE_SHARED + NINE_ABSENT + (uint64_t)users * NINE_WORDS;
     if (users < 1 || users > NINE_SESSIONS_MAX ||
@@ -251,6 +244,8 @@ void nine_close(struct nine *nine) {
     for (uint32_t i = 0; i < NINE_USERS_MAX; i++)
         free(nine->users[i].ids);
     baton_release(&nine->baton);
+    pthread_cond_destroy(&nine->stepping);
+    pthread_mutex_destroy(&nine->lock);
     memset(nine, 0, sizeof *nine);
 }
 
@@ -411,7 +406,10 @@ enum kv_err nine_step(struct nine *nine, uint32_t *tokens_out, struct kv_diag *d
     uint32_t count = 0;
 
     *tokens_out = 0;
+    pthread_mutex_lock(&nine->lock);
     nine->steps++;
+    pthread_cond_broadcast(&nine->stepping);
+    pthread_mutex_unlock(&nine->lock);
     for (uint32_t i = 0; i < NINE_SESSIONS_MAX; i++) {
         struct nine_user *user = &nine->users[i];
         if (!user->session || user->away)

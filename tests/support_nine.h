@@ -75,9 +75,12 @@ struct nine {
     struct snapshot *snapshot; /* the same */
     struct restore_source source;
     struct baton baton;
-    int saves;  /* only savers are written, and only by a save */
-    int shared; /* two threads take turns with the baton */
+    int saves;               /* only savers are written, and only by a save */
+    int shared;              /* two threads take turns with the baton */
+    pthread_mutex_t lock;    /* of these, written with the baton as well */
+    pthread_cond_t stepping; /* a step has begun, or nobody steps any more */
     uint64_t steps;
+    int decoding;
     struct nine_holds *holds; /* of the thread that moves sessions; NULL: nobody looks */
     struct nine_user users[NINE_USERS_MAX];
     uint32_t user_count; /* planned; texts are made when they are filled */

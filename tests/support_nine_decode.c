@@ -85,6 +85,13 @@ static enum nine_beside step(struct nine_decoder *decoder, enum nine_beside befo
     return beside;
 }
 
+static void set_decoding(struct nine *nine, int decoding) {
+    pthread_mutex_lock(&nine->lock);
+    nine->decoding = decoding;
+    pthread_cond_broadcast(&nine->stepping);
+    pthread_mutex_unlock(&nine->lock);
+}
+
 static void *decode(void *context) {
     struct nine_decoder *decoder = context;
     enum nine_beside before = NINE_QUIET;
@@ -97,6 +104,7 @@ static void *decode(void *context) {
         tell_rested(decoder);
         sched_yield();
     }
+    set_decoding(decoder->nine, 0);
     return NULL;
 }
 
@@ -114,10 +122,12 @@ enum kv_err nine_decoder_begin(struct nine *nine, struct nine_seen *seen,
     pthread_cond_init(&decoder->rested, NULL);
     nine->holds = seen->holds;
     nine->shared = 1;
+    set_decoding(nine, 1);
     if (pthread_create(&decoder->thread, NULL, decode, decoder) == 0)
         return KV_OK;
     pthread_cond_destroy(&decoder->rested);
     pthread_mutex_destroy(&decoder->lock);
+    set_decoding(nine, 0);
     nine->holds = NULL;
     nine->shared = 0;
     decoder->nine = NULL;
