@@ -1,4 +1,4 @@
-/* restore/rest_fetch.c - which extent goes where, in order of need.
+/* restore/rest_fetch.c - which extent goes where.
  *
  * Responsible for: the list of reads of one wake.
  * Not responsible for: running it.
@@ -9,10 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const enum layout_stream needed_first[] = {LAYOUT_META, LAYOUT_KH,  LAYOUT_KM,  LAYOUT_VB,
-                                                  LAYOUT_BF16, LAYOUT_FP8, LAYOUT_K8I4};
-static const enum layout_stream refinement[] = {LAYOUT_VR1, LAYOUT_VR2, LAYOUT_KL, LAYOUT_VX};
 
 static enum kv_err add(struct rest_fetch *fetch, const struct store_extent *extent,
                        const struct transfer_part *part, struct kv_diag *diag) {
@@ -34,22 +30,31 @@ static enum kv_err add(struct rest_fetch *fetch, const struct store_extent *exte
     return KV_OK;
 }
 
-static enum kv_err add_streams(const struct rest_plan *plan, struct transfer_load *load,
-                               const enum layout_stream *streams, size_t stream_count,
-                               struct rest_fetch *fetch, struct kv_diag *diag) {
+/* "block 12, stream KH", some thousand times before anything is read. */
+static void put_label(char *label, uint32_t block, enum layout_stream stream) {
+    static const char before[] = "block ", between[] = ", stream ";
+    char digits[10];
+    size_t count = 0, at = sizeof before - 1;
+    memcpy(label, before, at);
+    do
+        digits[count++] = (char)('0' + block % 10);
+    while ((block /= 10) != 0);
+    while (count != 0)
+        label[at++] = digits[--count];
+    memcpy(label + at, between, sizeof between - 1);
+    const char *name = layout_stream_name(stream);
+    memcpy(label + at + sizeof between - 1, name, strlen(name) + 1);
+}
+
+static enum kv_err add_blocks(const struct rest_plan *plan, struct transfer_load *load,
+                              struct rest_fetch *fetch, struct kv_diag *diag) {
     struct transfer_part parts[LAYOUT_STREAM_COUNT];
     for (uint32_t b = 0; b < plan->image.block_count; b++) {
         uint32_t part_count = transfer_load_block(load, b, parts);
         for (uint32_t i = 0; i < part_count; i++) {
-            size_t s = 0;
-            while (s < stream_count && streams[s] != parts[i].stream)
-                s++;
-            if (s == stream_count)
-                continue;
             const struct store_extent *extent = rest_plan_extent(&plan->blocks[b], parts[i].stream);
             char *label = fetch->items[fetch->count].label;
-            snprintf(label, REST_FETCH_LABEL_BYTES, "block %u, stream %s", b,
-                     layout_stream_name(parts[i].stream));
+            put_label(label, b, parts[i].stream);
             if (extent == NULL)
                 return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is missing", label);
             enum kv_err err = add(fetch, extent, &parts[i], diag);
@@ -77,25 +82,11 @@ static enum kv_err add_pages(const struct rest_plan *plan, struct transfer_load 
     return err;
 }
 
-/* Room for every part that the load can name. */
-static int make_room(const struct rest_plan *plan, struct transfer_load *load,
-                     struct rest_fetch *fetch) {
-    struct transfer_part parts[LAYOUT_STREAM_COUNT];
-    size_t items = 0;
-    size_t pieces = 0;
-    for (uint32_t b = 0; b < plan->image.block_count; b++) {
-        uint32_t part_count = transfer_load_block(load, b, parts);
-        items += part_count;
-        for (uint32_t i = 0; i < part_count; i++)
-            pieces += parts[i].piece_count;
-    }
-    transfer_load_sinks(load, &parts[0]);
-    items += 1 + plan->image.page_count;
-    pieces += parts[0].piece_count;
-    for (uint32_t i = 0; i < plan->image.page_count; i++) {
-        transfer_load_page(load, i, &parts[0]);
-        pieces += parts[0].piece_count;
-    }
+/* Room for every part that a load can name; what is not used is not touched. */
+static int make_room(const struct rest_plan *plan, struct rest_fetch *fetch) {
+    size_t pages = 1 + (size_t)plan->image.page_count, blocks = plan->image.block_count;
+    size_t items = pages + blocks * LAYOUT_STREAM_COUNT;
+    size_t pieces = pages * LAYOUT_PAGE_SLOTS + blocks * (LAYOUT_BLOCK_SLOTS + 1);
     fetch->items = kv_alloc_zeroed(fetch->alloc, items, sizeof *fetch->items);
     fetch->pieces = kv_alloc_zeroed(fetch->alloc, pieces, sizeof *fetch->pieces);
     return fetch->items != NULL && fetch->pieces != NULL;
@@ -113,19 +104,16 @@ static int by_place(const void *left, const void *right) {
 
 enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
                             struct rest_fetch *fetch_out, struct kv_diag *diag) {
-    enum kv_err err = KV_OK;
     memset(fetch_out, 0, sizeof *fetch_out);
     fetch_out->alloc = plan->alloc;
-    if (!make_room(plan, load, fetch_out))
+    if (!make_room(plan, fetch_out))
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the list of reads");
-    KV_TRY(add_streams(plan, load, needed_first, sizeof needed_first / sizeof needed_first[0],
-                       fetch_out, diag));
-    KV_TRY(add_pages(plan, load, fetch_out, diag));
-    KV_TRY(add_streams(plan, load, refinement, sizeof refinement / sizeof refinement[0], fetch_out,
-                       diag));
-    qsort(fetch_out->items, fetch_out->count, sizeof *fetch_out->items, by_place);
-done:
-    return err;
+    enum kv_err err = add_blocks(plan, load, fetch_out, diag);
+    return err == KV_OK ? add_pages(plan, load, fetch_out, diag) : err;
+}
+
+void rest_fetch_sort(struct rest_fetch *fetch) {
+    qsort(fetch->items, fetch->count, sizeof *fetch->items, by_place);
 }
 
 void rest_fetch_release(struct rest_fetch *fetch) {

@@ -36,9 +36,12 @@ struct rest_fetch {
     uint64_t raw_bytes;
 };
 
-/* NOMEM; CORRUPT when an extent's size is not that of its place. Release in every case. */
+/* In the order of blocks. NOMEM; CORRUPT when an extent's size is not that of its place. Release in
+ * every case. */
 enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
                             struct rest_fetch *fetch_out, struct kv_diag *diag);
+/* In the order in which it lies on the disk. */
+void rest_fetch_sort(struct rest_fetch *fetch);
 void rest_fetch_release(struct rest_fetch *fetch);
 /* 1: the place is out of the processor's reach, so the bytes must land elsewhere first. */
 int rest_fetch_is_far(const struct rest_fetch_item *item, int mapped);

@@ -4,9 +4,10 @@
  * Not responsible for: computing the proof.
  *
  * In a plane's extent the layers follow each other, so a group of layers is one stretch of each.
- * Groups are small, for a proof takes about as long for a layer as copying one does: then what is
- * left of it when the last byte has come is one group. Digests are of whole extents; those of the
- * last group follow it piece by piece on another thread, which looks at the scales before.
+ * Each group is half of what is left: a proof takes less than half as long for a layer as copying
+ * it does, so it has caught up when the last group comes, which is small; and most copies are
+ * large. Digests are of whole extents; those of the last group follow it piece by piece on another
+ * thread, which looks at the scales before.
  */
 #include "restore/rest_layers.h"
 
@@ -20,7 +21,7 @@
 enum {
     EACH = TRANSFER_PARTS_MAX,
     WAIT_EACH = 8 * EACH, /* items of the last group that are handed over before a wait */
-    GROUPS = 16,          /* at most */
+    LAST_SHARE = 16,      /* of the layers, in the last groups */
     STREAMS_OF_ALL = 1 << LAYOUT_META | 1 << LAYOUT_PAGE | 1 << LAYOUT_SINKS,
     PLANES = (1 << LAYOUT_META) - 1
 };
@@ -148,13 +149,19 @@ static void tell_over(struct rest_layers *layers, enum kv_err err) {
     pthread_mutex_unlock(&layers->lock);
 }
 
+static uint32_t group_of(uint32_t layers, uint32_t first) {
+    uint32_t left = layers - first, least = layers / LAST_SHARE;
+    uint32_t half = (left + 1) / 2;
+    half = half < least ? least : half;
+    return half < left ? half : left;
+}
+
 /* What every layer needs as a whole, then layer by layer. */
 static void *loader_main(void *context) {
     struct rest_layers *layers = context;
-    uint32_t each = (layers->layers + GROUPS - 1) / GROUPS;
     enum kv_err err = bring(layers, 0, layers->whole_count, 0, layers->layers);
     for (uint32_t first = 0, end; first < layers->layers && err == KV_OK; first = end) {
-        end = layers->layers - first > each ? first + each : layers->layers;
+        end = first + group_of(layers->layers, first);
 #ifdef BREAK_LAYERS_EARLY
         tell_there(layers, end);
 #endif

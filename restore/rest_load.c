@@ -376,6 +376,7 @@ static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
     enum kv_err err = rest_fetch_list(args->plan, args->load, &loading->fetch, diag);
     if (err != KV_OK)
         return err;
+    rest_fetch_sort(&loading->fetch);
     const struct kv_alloc *alloc = args->source->alloc;
     size_t count = loading->fetch.count;
     loading->going = kv_alloc_zeroed(alloc, count, sizeof *loading->going);

@@ -108,12 +108,13 @@ int read_help_take(struct read_help *help, int wait, size_t *index_out) {
     int mine = 0;
     pthread_mutex_lock(&help->lock);
     int hard = wait || held(help) == READ_HELP_ITEMS_MAX;
-    while (hard && help->done_count == 0 && help->todo_count == 0 && help->busy != 0)
+    int works = hard && help->running == 1;
+    while (hard && help->done_count == 0 && held(help) != 0 && !(works && help->todo_count != 0))
         pthread_cond_wait(&help->over, &help->lock);
     if (help->done_count != 0) {
         *index_out = pop(help->done, &help->done_first, &help->done_count);
         found = 1;
-    } else if (hard && help->todo_count != 0) {
+    } else if (works && help->todo_count != 0) {
         *index_out = pop(help->todo, &help->todo_first, &help->todo_count);
         mine = 1;
     }

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { READ_HELP_ITEMS_MAX = 32, READ_HELP_THREADS_MAX = 16 };
+enum { READ_HELP_ITEMS_MAX = 128, READ_HELP_THREADS_MAX = 16 };
 
 /* `thread` is 0 on the reading thread, 1 … `running` on the helpers. */
 typedef void (*read_help_work)(void *context, size_t index, int thread);
@@ -45,8 +45,9 @@ void read_help_stop(struct read_help *help);
 
 /* 1: taken. 0: the ring is full; take one back with read_help_take and try again. */
 int read_help_give(struct read_help *help, size_t index);
-/* The next item that is over, worked off by this thread where no helper has begun with it and
- * `wait` is set or the ring is full. 0 when there is none, with `wait` only when the ring is
+/* The next item that is over; with `wait`, or a full ring, it is waited for. Beside a single helper
+ * this thread works one off that the helper has not begun; of several one is over sooner than that,
+ * and meanwhile nothing would be read. 0 when there is none, with `wait` only when the ring is
  * empty. */
 int read_help_take(struct read_help *help, int wait, size_t *index_out);
 

@@ -24,7 +24,7 @@
 
 /* One core reads, the others unzip; what a disk gives needs a few of them. */
 static uint32_t usual_helpers(void) {
-    const long most = 8;
+    const long most = 12;
     long others = sysconf(_SC_NPROCESSORS_ONLN) - 1;
     return (uint32_t)(others < 1 ? 1 : others < most ? others : most);
 }

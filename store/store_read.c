@@ -31,7 +31,7 @@ enum {
     /* Compressed bytes of one call that wait for their unzipping: so much, and so much more for
      * each helper beyond the first. */
     PACKED_BYTES = 24 << 20,
-    PACKED_HELPER_BYTES = 8 << 20
+    PACKED_HELPER_BYTES = 6 << 20
 };
 
 /* One extent on its way. */

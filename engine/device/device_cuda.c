@@ -248,7 +248,7 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
                                 const struct device_copy *copies, uint32_t count) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, index);
-    struct batch batch = {.limit = BATCH_FIRST};
+    struct batch batch = {.limit = index == DEVICE_LENT ? CUDA_OPS_COPIES_MAX : BATCH_FIRST};
     enum kv_err err = KV_OK;
     int direct = 0;
 
