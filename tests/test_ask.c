@@ -341,6 +341,27 @@ static void ask_as_layers_arrive(struct scene *scene, struct session *asked,
     }
 }
 
+/* Planes of poison behind the second layer: whole and in pieces the same words about it. */
+static void say_what_is_bad(struct scene *scene, struct session *asked) {
+    struct bringer bringer;
+    struct image_fingerprint print;
+    struct kv_diag whole = {""}, pieces = {""};
+    uint32_t there = 0;
+
+    begin_bringing(&bringer, asked, scene->engine->model.geometry.layers);
+    want(&bringer, 2);
+    assert_int_equal(engine_inner_layers_wait(asked, 1, &there, NULL), KV_OK);
+    transfer_layers_arrived(asked, bringer.layers);
+    assert_true(asked->gate.closed);
+    assert_int_equal(session_fingerprint(asked, 0, &print, &pieces), KV_ERR_DEVICE);
+    assert_false(asked->gate.closed);
+    assert_int_equal(session_fingerprint(asked, 0, &print, &whole), KV_ERR_DEVICE);
+    assert_non_null(strstr(whole.text, "not finite after layer 2 "));
+    assert_string_equal(pieces.text, whole.text);
+    end_bringing(&bringer);
+    assert_int_equal(session_fingerprint(asked, 0, &print, &whole), KV_OK);
+}
+
 static void a_question_follows_the_layers(void **state) {
     static struct heard alone;
     struct scene scene = {0};
@@ -359,6 +380,7 @@ static void a_question_follows_the_layers(void **state) {
     assert_int_equal(session_feed(scene.talking, talk, TALK, IMAGE_USER, &diag), KV_OK);
     assert_int_equal(session_generate(scene.talking, 5, &diag), KV_OK);
     ask_as_layers_arrive(&scene, asked, &alone);
+    say_what_is_bad(&scene, asked);
     engine_close(scene.engine);
 }
 
