@@ -204,7 +204,8 @@ static enum kv_err run_layers(struct batch *batch, struct forward_beside *beside
     uint32_t each = batch->rows > batch->count ? LAYERS_BESIDE : LAYERS_OF_SINGLES;
 
     for (uint32_t first = 0, end; first < layers; first = end) {
-        if (shared && first > 0 && !breathe(batch->session, 1) && each < layers)
+        /* In front of the first too: to build the questions takes as long as a layer. */
+        if (shared && !breathe(batch->session, 1) && first > 0 && each < layers)
             each *= 2;
         enum kv_err err = engine_inner_layers_wait(batch->session, first, &there, diag);
         if (err != KV_OK)

@@ -268,8 +268,8 @@ static void others_step_within_a_question(void **state) {
     for (uint32_t i = 0; i < MANY; i++) {
         scene.breaths = scene.small = scene.tokens = 0;
         ask_all(asked, &scene, &beside);
-        /* Between layers, and before the logits. */
-        assert_int_equal(scene.breaths, layers);
+        /* In front of each layer, and before the logits. */
+        assert_int_equal(scene.breaths, layers + 1);
         assert_int_equal(scene.small, scene.breaths);
         assert_true(scene.tokens > 0);
         assert_int_equal(beside.count, alone.count);
@@ -280,7 +280,7 @@ static void others_step_within_a_question(void **state) {
     session_ask_patiently(asked, 1);
     ask_all(asked, &scene, &beside);
     session_ask_patiently(asked, 0);
-    assert_int_equal(scene.breaths, 3 * layers);
+    assert_int_equal(scene.breaths, 3 * (layers + 1));
     assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
     scene.also = support_engine_session(scene.engine, "also", IMAGE_RECIPE_V3);
     scene.others = 0;
