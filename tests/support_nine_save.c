@@ -74,11 +74,16 @@ static uint32_t step_of(const struct nine *nine, uint32_t number) {
     return (uint32_t)(tokens > most ? most - most % LAYOUT_BLOCK_TOKENS : tokens);
 }
 
+/* A processor takes its time to compute tokens of the small geometry. */
+static uint32_t turns_of(const struct nine *nine, uint32_t number) {
+    return nine->synth.layers < 32 ? (step_turns[number] + 2) / 3 : step_turns[number];
+}
+
 static uint64_t length_of(const struct nine *nine, int is_long) {
     uint64_t tokens = nine->settings.tokens, most = nine->synth.context_tokens - 1024;
 
     for (uint32_t i = 0; i < NINE_SAVE_STEPS; i++)
-        most -= step_turns[i] * step_of(nine, i);
+        most -= turns_of(nine, i) * step_of(nine, i);
 
     if (tokens > most)
         tokens = most;
@@ -237,7 +242,7 @@ static enum kv_err run_step(struct nine *nine, uint32_t number, struct nine_save
 
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
         lengths[i].steps[number].tokens = step_of(nine, number);
-    for (uint32_t i = 0; i < NINE_SAVE_USERS * step_turns[number] && err == KV_OK; i++) {
+    for (uint32_t i = 0; i < NINE_SAVE_USERS * turns_of(nine, number) && err == KV_OK; i++) {
         uint32_t which = (i + 1) / 2 % 2;
         err = run_turn(nine, which, &lengths[which].steps[number], &turns[which], diag);
     }
