@@ -221,15 +221,13 @@ static void score_row(void *context, uint32_t ask, uint64_t row, const float *lo
     if (together->err != KV_OK || next < question->answer_first || next >= question->count)
         return;
     struct sampler_row sampled = {logits, together->vocab_count, next};
-    uint32_t best = 0;
-    double logp = 0;
-    together->err = sampler_greedy(&sampled, &best, together->diag);
-    if (together->err == KV_OK)
-        together->err = sampler_log_prob(&sampled, question->ids[next], &logp, together->diag);
+    struct sampler_expected expected;
+    uint32_t id = question->ids[next];
+    together->err = sampler_expect(&sampled, id, &expected, together->diag);
     if (together->err != KV_OK)
         return;
-    score->agrees &= best == question->ids[next];
-    score->logp += logp;
+    score->agrees &= expected.best == id;
+    score->logp += expected.log_prob;
 }
 
 /* At most TOGETHER of them. */

@@ -103,13 +103,11 @@ static void score_row(void *context, uint32_t ask, uint64_t row, const float *lo
     if (scores->err != KV_OK || next < probe->answer || next >= probe->end)
         return;
     const struct sampler_row sampled = {logits, scores->vocab_count, next};
-    uint32_t best = 0;
-    double logp = 0;
-    scores->err = sampler_greedy(&sampled, &best, scores->diag);
-    if (scores->err == KV_OK)
-        scores->err = sampler_log_prob(&sampled, scores->info->ids[next], &logp, scores->diag);
-    scores->results[ask].passed &= best == scores->info->ids[next];
-    scores->results[ask].logp += (float)logp;
+    struct sampler_expected expected = {0, 0};
+    uint32_t id = scores->info->ids[next];
+    scores->err = sampler_expect(&sampled, id, &expected, scores->diag);
+    scores->results[ask].passed &= expected.best == id;
+    scores->results[ask].logp += (float)expected.log_prob;
 }
 
 /* The last token of the answer is predicted, never fed. */

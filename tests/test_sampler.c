@@ -160,24 +160,37 @@ static void random_numbers_are_spread(void **state) {
     assert_true(sampler_random(1, 0) == RANDOM_1_0 && sampler_random(1, 1) == RANDOM_1_1);
 }
 
-static void log_probs_agree_with_libm(void **state) {
-    (void)state;
+/* Where most of them add something, and where most are too far below the best. */
+static void log_probs_agree(float scale) {
     float logits[VOCAB];
     random_logits(logits, testing_seed("logits", 6));
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] *= scale;
     struct sampler_row row = {.logits = logits, .count = VOCAB, .position = 0};
     double sum = 0.0, total = 0.0;
     for (int i = 0; i < VOCAB; i++)
         sum += exp((double)logits[i]);
     for (uint32_t i = 0; i < VOCAB; i++) {
         double value = 1.0;
+        struct sampler_expected both;
+        uint32_t best;
         assert_int_equal(sampler_log_prob(&row, i, &value, NULL), KV_OK);
-        assert_true(fabs(value - ((double)logits[i] - log(sum))) < 1e-12);
+        assert_int_equal(sampler_expect(&row, i, &both, NULL), KV_OK);
+        assert_int_equal(sampler_greedy(&row, &best, NULL), KV_OK);
+        assert_true(both.best == best && both.log_prob == value);
+        assert_true(fabs(value - ((double)logits[i] - log(sum))) < 1e-12 * (double)scale);
         total += exp(value);
     }
-    assert_true(fabs(total - 1.0) < 1e-12);
+    assert_true(fabs(total - 1.0) < 1e-12 * (double)scale);
+}
+
+static void log_probs_agree_with_libm(void **state) {
+    (void)state;
+    log_probs_agree(1);
+    log_probs_agree(30);
     const float far[] = {300.0f, -300.0f};
     double value = 1.0;
-    row = (struct sampler_row){.logits = far, .count = 2, .position = 0};
+    struct sampler_row row = {.logits = far, .count = 2, .position = 0};
     assert_int_equal(sampler_log_prob(&row, 1, &value, NULL), KV_OK);
     assert_true(value == -600.0);
 }

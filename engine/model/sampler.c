@@ -87,6 +87,13 @@ static int32_t rank_of(float logit) {
     return bits ^ ((bits >> 31) & INT32_MAX);
 }
 
+static int all_below(const float logits[LANES], float limit) {
+    int32_t above = 0, from = rank_of(limit);
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        above |= rank_of(logits[lane]) >= from;
+    return !above;
+}
+
 /* 1 when all are finite: so they nearly always are, and then nothing is looked at twice. */
 static int all_finite(const struct sampler_row *row) {
     int32_t bad[LANES] = {0}, any = 0;
@@ -304,17 +311,34 @@ enum kv_err sampler_margin(const struct sampler_row *row, float *margin_out, str
     return err;
 }
 
-enum kv_err sampler_log_prob(const struct sampler_row *row, uint32_t id, double *log_prob_out,
-                             struct kv_diag *diag) {
+enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
+                           struct sampler_expected *expected_out, struct kv_diag *diag) {
     enum kv_err err = check_row(row, diag);
     if (err != KV_OK)
         return err;
     if (id >= row->count)
         return kv_diag_set(diag, KV_ERR_INVALID, "token %u is beyond the %u logits", id,
                            row->count);
-    double best = (double)row->logits[best_of(row)], sum = 0.0;
-    for (uint32_t i = 0; i < row->count; i++)
-        sum += exp_of((double)row->logits[i] - best);
-    *log_prob_out = (double)row->logits[id] - best - log_of(sum);
+    uint32_t best_id = best_of(row);
+    double best = (double)row->logits[best_id], sum = 0.0;
+    for (uint32_t first = 0; first < row->count; first += LANES) {
+        uint32_t end = row->count - first < LANES ? row->count : first + LANES;
+        /* Most of a vocabulary adds nothing at all. */
+        if (end - first == LANES && all_below(row->logits + first, (float)(best - 51.0)))
+            continue;
+        for (uint32_t i = first; i < end; i++)
+            sum += exp_of((double)row->logits[i] - best);
+    }
+    *expected_out =
+        (struct sampler_expected){best_id, (double)row->logits[id] - best - log_of(sum)};
     return KV_OK;
+}
+
+enum kv_err sampler_log_prob(const struct sampler_row *row, uint32_t id, double *log_prob_out,
+                             struct kv_diag *diag) {
+    struct sampler_expected expected;
+    enum kv_err err = sampler_expect(row, id, &expected, diag);
+    if (err == KV_OK)
+        *log_prob_out = expected.log_prob;
+    return err;
 }

@@ -77,6 +77,14 @@ enum kv_err sampler_greedy(const struct sampler_row *row, uint32_t *id_out, stru
 /* Largest minus second largest; needs two logits. KV_ERR_DEVICE, KV_ERR_INVALID as above. */
 enum kv_err sampler_margin(const struct sampler_row *row, float *margin_out, struct kv_diag *diag);
 
+/* Both in as few looks at the row as they take: the greedy choice, and the log of the softmax at
+ * `id`. Errors as of sampler_log_prob. */
+struct sampler_expected {
+    uint32_t best;
+    double log_prob;
+};
+enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
+                           struct sampler_expected *expected_out, struct kv_diag *diag);
 /* Log of the softmax at `id`. KV_ERR_DEVICE, KV_ERR_INVALID (id out of range) as above. */
 enum kv_err sampler_log_prob(const struct sampler_row *row, uint32_t id, double *log_prob_out,
                              struct kv_diag *diag);
