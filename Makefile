@@ -387,7 +387,8 @@ sanitize:
 
 # The tests in which threads meet, under the thread sanitizer.
 THREADED := test_io test_io_calls test_read_help test_workers test_store_read test_snapshot \
-            test_http test_http_load test_baton test_serve test_beside test_ram test_ahead test_ask
+            test_http test_http_load test_baton test_serve test_beside test_ram test_ahead \
+            test_ask test_layers
 threads: setup
 	@$(MAKE_ALL) CONFIG=tsan CUDA=0 $(THREADED:%=build/tsan/tests/%)
 	@QUICK=1 tools/run_tests.sh $(THREADED:%=build/tsan/tests/%)

@@ -4,8 +4,9 @@
  * Not responsible for: making room (tools/), writing anything (snapshot/), or prefilling: nothing
  * is ever recomputed here.
  *
- * Everything lands in reserved slots that no session can see; a failure frees them and changes
- * nothing else.
+ * Everything lands in reserved slots that no session can see, or, out of memory, in those of one
+ * that is WAKING and does nothing but show that it is right; a failure frees them and changes
+ * nothing else. No session goes on before every digest is right.
  *
  * Threads: the engine's scheduler thread; reads and digests overlap inside.
  * Units: bytes, tokens, nanoseconds.
