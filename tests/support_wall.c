@@ -37,6 +37,7 @@ struct wall {
     struct ops_kv_dest dest[ROWS_MAX];
     struct device_copy lent[LENT_MAX]; /* that nobody has waited for: they have not begun */
     uint32_t lent_count;
+    int failed; /* an operation, since results were fetched */
 };
 
 static int wall_off, wall_classes;
@@ -203,12 +204,28 @@ static enum kv_err wall_copy_in(struct device *device, enum device_lane lane,
     return KV_OK;
 }
 
+/* An operation that fails tells nobody. */
+static int attention_fails(struct wall *wall) {
+    int fails = breaks(wall, SUPPORT_WALL_ATTENTION);
+
+    wall->failed |= fails;
+    wall->device.faults += (uint64_t)fails;
+    return fails;
+}
+
+static int fetch_fails(struct wall *wall) {
+    int fails = breaks(wall, SUPPORT_WALL_FAILS_ONCE) || wall->failed;
+
+    wall->failed = 0;
+    return fails;
+}
+
 static enum kv_err wall_copy_out(struct device *device, enum device_lane lane,
                                  const struct device_copy *copies, uint32_t count) {
     struct wall *wall = wall_of(device);
 
     if ((lane == DEVICE_OUT && breaks(wall, SUPPORT_WALL_COPY_OUT)) ||
-        (lane == DEVICE_STEP && breaks(wall, SUPPORT_WALL_FAILS_ONCE)))
+        (lane == DEVICE_STEP && fetch_fails(wall)))
         return KV_ERR_DEVICE;
     for (uint32_t i = 0; i < count; i++)
         if (copies[i].bytes)
@@ -398,6 +415,8 @@ static void wall_prefill(struct device *device, const struct kvops_attend *args,
     struct wall *wall = wall_of(device);
     struct kvops_attend real = attend_behind(wall, args);
 
+    if (attention_fails(wall))
+        return;
     for (uint32_t i = 0; i < real.seq_count; i++)
         assert(real.seqs[i].row_count <= rows_max &&
                (real.seqs[i].block_count == 0 ||
@@ -410,6 +429,8 @@ static void wall_decode(struct device *device, const struct kvops_attend *args) 
     struct wall *wall = wall_of(device);
     struct kvops_attend real = attend_behind(wall, args);
 
+    if (attention_fails(wall))
+        return;
     wall->inner->ops->decode(wall->inner, &real);
 }
 

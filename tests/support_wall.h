@@ -20,6 +20,7 @@ void support_wall_set(int on);
 enum support_wall_fault {
     SUPPORT_WALL_SOUND,
     SUPPORT_WALL_FAILS_ONCE, /* the next step's results cannot be fetched */
+    SUPPORT_WALL_ATTENTION,  /* the next attention fails; whoever fetches next is told */
     SUPPORT_WALL_APPEND,     /* the next append fails */
     SUPPORT_WALL_COPY_OUT,   /* the next copy of a writer fails */
     SUPPORT_WALL_COPY_IN,    /* the next copy of a reader fails */

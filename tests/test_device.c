@@ -5,8 +5,10 @@
  * best tokens instead of rows of logits choose the same.
  * Not responsible for: arithmetic; real accelerators (gpu_engine.c).
  * Broken twins: BREAK_REACH follows addresses of the device; BREAK_DEVICE_ERROR does not look at
- * what a copy out says.
+ * what a copy out says; BREAK_PIECE_FAULT takes a question's rows for right when another's step was
+ * told of the piece that failed.
  */
+#include "engine/engine_inner.h"
 #include "tests/support_life.h"
 #include "tests/support_wall.h"
 #include "tests/testing.h"
@@ -191,6 +193,55 @@ static void a_failed_step_costs_its_request_only(void **state) {
     life_close(&f.life);
 }
 
+/* The first piece of a question fails, and a step of another session comes before the next. */
+static struct {
+    struct engine *engine;
+    uint32_t breaths, failed;
+} stepping;
+
+static int step_after_a_fault(void *context, int small) {
+    static struct engine_event events[EVENTS];
+    struct kv_diag diag = {""};
+    uint32_t count = 0;
+
+    (void)context, (void)small;
+    if (stepping.breaths++ == 0) {
+        support_wall_break(SUPPORT_WALL_ATTENTION);
+        return 1;
+    }
+    assert_int_equal(engine_step(stepping.engine, events, &count, &diag), KV_OK);
+    for (uint32_t i = 0; i < count; i++)
+        stepping.failed += events[i].kind == ENGINE_FAILED;
+    return 1;
+}
+
+/* BREAK_PIECE_FAULT */
+static void a_failed_piece_fails_its_question(void **state) {
+    struct fixture f;
+    struct image_fingerprint print, again = {0};
+    uint32_t ids[20] = {3, 4, 5};
+    struct kv_diag diag = {""};
+
+    (void)state;
+    open_fixture(&f, 1);
+    struct session *asked = life_session(&f.life, "asked", IMAGE_RECIPE_V3);
+    struct session *talks = life_session(&f.life, "talks", IMAGE_RECIPE_V3);
+    life_say(asked, 5, 700, 2, NULL);
+    assert_int_equal(session_fingerprint(asked, 0, &print, &diag), KV_OK);
+    assert_int_equal(session_feed(talks, ids, 20, IMAGE_USER, &diag), KV_OK);
+    stepping.engine = f.life.engine;
+    f.life.engine->settings.hooks.breathe = step_after_a_fault;
+    assert_int_equal(session_fingerprint(asked, 0, &again, &diag), KV_ERR_DEVICE);
+    assert_non_null(strstr(diag.text, "the wall fails once"));
+    /* Who was told first is as it was before its step. */
+    assert_int_equal(stepping.failed, 1);
+    assert_int_equal(session_fingerprint(asked, 0, &again, &diag), KV_OK);
+    assert_memory_equal(&again, &print, sizeof print);
+    f.life.engine->settings.hooks.breathe = NULL;
+    life_say(talks, 5, 20, 2, NULL);
+    life_close(&f.life);
+}
+
 static void rows_that_were_not_kept_fail_the_session(void **state) {
     struct fixture f;
     struct session *session;
@@ -292,6 +343,7 @@ TESTING_MAIN(cmocka_unit_test(one_lands_at_a_time),
              cmocka_unit_test(both_sides_of_the_wall_are_equal),
              cmocka_unit_test(the_best_tokens_decide_as_all_would),
              cmocka_unit_test(a_failed_step_costs_its_request_only),
+             cmocka_unit_test(a_failed_piece_fails_its_question),
              cmocka_unit_test(rows_that_were_not_kept_fail_the_session),
              cmocka_unit_test(a_lost_device_ends_the_engine_and_nothing_else),
              cmocka_unit_test(failed_copies_lose_nothing))

@@ -148,6 +148,7 @@ struct device {
     uint32_t threads;
     int apart;                            /* a table and a factor never share one weight */
     int lost;                             /* nothing works any more: close and open again */
+    uint64_t faults;                      /* of operations so far, whoever was told of them */
     char trouble[DEVICE_TEXT_BYTES];      /* what failed last */
     uint64_t busy_ns[DEVICE_CLASS_COUNT]; /* since open or device_profile_reset */
 };

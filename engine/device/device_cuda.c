@@ -107,6 +107,7 @@ static enum kv_err note(struct cuda *cuda, enum device_lane lane, cudaError_t er
     if (cudaDeviceSynchronize() != cudaSuccess || cudaGetLastError() != cudaSuccess)
         cuda->device.lost = 1;
     cuda->lanes[lane].failed = 1;
+    cuda->device.faults += lane == DEVICE_STEP;
     return KV_ERR_DEVICE;
 }
 

@@ -5,7 +5,8 @@
  * Not responsible for: what a layer or a tile of logits is (forward.c), when the next piece runs.
  *
  * Between two layers a row is its x alone: attention reads K and V of its own layer. So a piece is
- * its operations and nothing else: it is told nothing, and nothing is copied or waited for.
+ * its operations and nothing else: it is told nothing, and nothing is copied or waited for. Of one
+ * that fails whoever waits next is told, who may be another's step: so faults are counted.
  */
 #include "engine/model/forward.h"
 
@@ -20,6 +21,7 @@ struct forward_beside {
     struct forward_seq *seqs; /* the caller's */
     struct forward_rows rows;
     struct forward_own own;
+    uint64_t faults;                /* of the device before */
     uint32_t wanted, fetched, tile; /* rows of logits: in all, so far, and of the last tile */
     uint32_t next_seq, next_row;
 };
@@ -81,6 +83,7 @@ enum kv_err forward_beside_make(struct forward *forward, const struct kvops_pool
     beside->pool = *pool;
     beside->seqs = seqs;
     beside->own.plan = 1;
+    beside->faults = forward->device->faults;
     for (uint32_t i = 0; i < count; i++) {
         rows += seqs[i].kv.row_count;
         beside->wanted += seqs[i].kv.row_count - first_wanted(&seqs[i]);
@@ -149,7 +152,10 @@ enum kv_err forward_beside_rows(struct forward_beside *beside) {
     forward_inner_plan(beside->forward, &beside->rows);
     err = forward_inner_tile(beside->forward, beside->seqs, &beside->rows, &wanted);
     leave(beside);
+#ifdef BREAK_PIECE_FAULT
     return err;
+#endif
+    return beside->forward->device->faults == beside->faults ? err : KV_ERR_DEVICE;
 }
 
 void forward_beside_give(struct forward_beside *beside) {
