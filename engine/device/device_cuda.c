@@ -215,7 +215,11 @@ struct batch {
 };
 
 static void send(struct cuda *cuda, enum device_lane index, struct batch *batch) {
+    if (index == DEVICE_LENT) /* few wait: a step's own copies come behind them */
+        (void)next_slice(cuda, index);
     (void)note(cuda, index, cuda_ops_copy(&batch->copies, cuda->lanes[index].stream), "copies");
+    if (index == DEVICE_LENT)
+        use_slice(cuda, index);
     batch->copies.count = 0;
     batch->limit += batch->limit < CUDA_OPS_COPIES_MAX ? batch->limit : 0;
 }
@@ -249,8 +253,7 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
                                 const struct device_copy *copies, uint32_t count) {
     struct cuda *cuda = cuda_of(device);
     struct lane *lane = enter(cuda, index);
-    struct batch batch = {.limit = index == DEVICE_LENT ? CUDA_OPS_COPIES_MAX : BATCH_FIRST};
-    enum kv_err err = KV_OK;
+    struct batch batch = {.limit = BATCH_FIRST};
     int direct = 0;
 
     if (index != DEVICE_STEP)
@@ -258,18 +261,17 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
     for (uint32_t i = 0; i < count; i++) {
         if (!copies[i].bytes)
             continue;
-        if (!pinned_has(&cuda->pinned, copies[i].from, copies[i].bytes)) {
+        if (pinned_has(&cuda->pinned, copies[i].from, copies[i].bytes)) {
+            direct = index != DEVICE_LENT;
+            add(cuda, index, &batch, &copies[i]);
+        } else {
             copy_in_by_ring(cuda, index, &copies[i]);
-            continue;
         }
-        direct = index != DEVICE_LENT;
-        add(cuda, index, &batch, &copies[i]);
     }
     send(cuda, index, &batch);
-    if (direct)
-        err = finish(cuda, index, "copy to the device");
-    else if (cuda->device.lost)
-        err = KV_ERR_DEVICE;
+    enum kv_err err = direct              ? finish(cuda, index, "copy to the device")
+                      : cuda->device.lost ? KV_ERR_DEVICE
+                                          : KV_OK;
     pthread_mutex_unlock(&lane->lock);
     return err;
 }
@@ -346,8 +348,7 @@ static uint32_t fill_digests(struct cuda *cuda, const struct device_extent *exte
         if (pieces > DIGEST_PIECES_MAX - args->piece_count)
             break;
         *extent = (struct cuda_kvops_extent){args->piece_count, bytes, from->part_bytes, {NULL}};
-        for (uint32_t i = 0; i < from->part_count; i++)
-            extent->part[i] = from->part[i];
+        memcpy(extent->part, from->part, from->part_count * sizeof extent->part[0]);
         for (uint64_t i = 0; i < pieces; i++)
             owner[args->piece_count++] = taken_count;
     }
