@@ -269,9 +269,8 @@ static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
         }
     }
     send(cuda, index, &batch);
-    enum kv_err err = direct              ? finish(cuda, index, "copy to the device")
-                      : cuda->device.lost ? KV_ERR_DEVICE
-                                          : KV_OK;
+    enum kv_err err =
+        direct || cuda->device.lost ? finish(cuda, index, "copy to the device") : KV_OK;
     pthread_mutex_unlock(&lane->lock);
     return err;
 }
