@@ -68,7 +68,7 @@ static void tell_wakes(struct nine_results *results, const struct nine *nine) {
         plain_ns[i] = (uint64_t)((double)wakes->plain[i].ns * (double)plain_bytes /
                                  (double)wakes->plain[i].bytes);
     double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
-    nine_row(results, "wake over a plain reader of the same bytes (median of 3)", 0.90,
+    nine_row(results, "wake over a plain reader of the same bytes (median of 5)", 0.90,
              NINE_AT_LEAST, of_plain(wakes));
     nine_row(results, "resume from the disk over a prefill, times as fast",
              0.9 * prefill_s / floor_s, NINE_AT_LEAST, prefill_s / ((double)disk.wake_ns * 1e-9));

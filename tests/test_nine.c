@@ -337,7 +337,8 @@ static void a_prefill_is_added_up_along_straight_lines(void **state) {
         double ms;
     } at[] = {{128, 1}, {256, 1.5}, {384, 2}, {512, 3}, {800, 4}, {1152, 3}, {0, 0.5}, {1280, 2.5}};
     struct nine_wakes wakes = {
-        .kinds = {[NINE_EAGER] = {{3, 4, 1, 0}, {1, 9, 2, 0}, {2, 8, 3, 0}}}};
+        .kinds = {[NINE_EAGER] = {
+                      {3, 4, 1, 0}, {1, 9, 2, 0}, {2, 8, 3, 0}, {0, 20, 4, 0}, {9, 0, 5, 0}}}};
 
     for (size_t i = 0; i < sizeof at / sizeof at[0]; i++)
         if (nine_prefill_chunk_ms(&prefill, at[i].depth) != at[i].ms)
