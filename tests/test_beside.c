@@ -4,6 +4,7 @@
  * is asked stays as it is; receipts are written down by nobody who holds the engine.
  * Not responsible for: how long a question takes (bench_serve.c), answers (test_serve.c).
  */
+#include "engine/engine_inner.h"
 #include "engine/probe.h"
 #include "snapshot/snap_tend.h"
 #include "tests/support_engine.h"
@@ -33,6 +34,7 @@ struct scene {
     struct hearing_ear ear; /* of the one that talks: somebody listens, so the engine steps */
     void (*meddle)(struct scene *scene);
     int breaths, refused, changed;
+    int patient, waits, patient_still; /* the questions to `asked` … once somebody waits for it */
 };
 
 static void on_token(void *context, struct session *session, uint32_t token) {
@@ -164,6 +166,35 @@ static void the_engine_thread_steps_between_its_questions(void **state) {
     assert_int_equal(scene.changed, 0);
 }
 
+static void see_patience(struct scene *scene) {
+    struct session *session = session_find(service_engine(scene->service), "asked");
+    if (session == NULL || session->asked == 0)
+        return;
+    scene->breaths += scene->waits;
+    *(scene->waits ? &scene->patient_still : &scene->patient) += session->patient;
+}
+
+/* BREAK_HURRY: others step as often as while nobody waits. */
+static void it_is_asked_at_once_when_somebody_waits(void **state) {
+    struct serving *serving = *state;
+    static struct scene scene;
+    serving->settings.idle_ns = 1;
+    begin_scene(&scene, serving);
+    scene.meddle = see_patience;
+    service_lease_end(scene.service, &scene.leases[0]);
+    while (scene.patient == 0 && session_find(service_engine(scene.service), "asked") != NULL) {
+        service_leave(scene.service);
+        service_enter(scene.service);
+    }
+    scene.waits = 1;
+    service_settle(scene.service, "asked");
+    scene.meddle = NULL;
+    end_scene(&scene);
+    assert_true(scene.patient > 0);
+    assert_true(scene.breaths > 0);
+    assert_int_equal(scene.patient_still, 0);
+}
+
 /* --- whole turns */
 
 struct talker {
@@ -271,5 +302,6 @@ static void receipts_are_written_beside_the_engine(void **state) {
 
 TESTING_MAIN(SERVING(others_step_between_two_questions),
              SERVING(the_engine_thread_steps_between_its_questions),
+             SERVING(it_is_asked_at_once_when_somebody_waits),
              SERVING(a_request_waits_for_what_is_asked),
              SERVING(receipts_are_written_beside_the_engine))

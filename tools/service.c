@@ -609,9 +609,21 @@ static int is_others_save(const struct service *service, const char *name) {
            (name == NULL || strcmp(name, saved) == 0);
 }
 
+/* Now somebody waits for the session that goes to sleep. */
+static void hurry(struct service *service) {
+    struct session *session = session_find(service->engine, snap_tend_under_way(service->tend));
+#ifdef BREAK_HURRY
+    return;
+#endif
+    if (session != NULL)
+        session_ask_patiently(session, 0);
+}
+
 void service_settle(struct service *service, const char *name) {
-    while (is_others_save(service, name))
+    while (is_others_save(service, name)) {
+        hurry(service);
         service_await(service, look_again_ns);
+    }
     if (!service->shared || service->staying > 0)
         snap_tend_settle(service->tend);
 }
