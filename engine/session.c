@@ -203,6 +203,10 @@ enum kv_err session_create(struct engine *engine, const struct session_settings 
     KV_TRY(check_settings(engine, settings, diag));
     KV_TRY(engine_inner_session_make(engine, settings->name, &session, diag));
     KV_TRY(engine_inner_room(engine, &need, diag));
+#ifndef BREAK_SAME_NAME
+    /* Others may have stepped while a session left to make that room. */
+    KV_TRY(engine_inner_can_add(engine, settings->name, diag));
+#endif
     window_take(&session->window, &engine->slots);
     session->has_window = 1;
     session->policies[0].policy = settings->policy;

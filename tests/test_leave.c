@@ -4,7 +4,8 @@
  * nothing is left behind, and all of it is poisoned.
  * Not responsible for: who steps (test_beside.c), one block (test_pool.c).
  *
- * Fails with BREAK_LEAVE: there are no slots, though a session is just going.
+ * Fails with BREAK_LEAVE: there are no slots, though a session is just going; and with
+ * BREAK_SAME_NAME.
  */
 #include "engine/engine_inner.h"
 #include "engine/fill.h"
@@ -108,4 +109,65 @@ static void others_step_while_one_leaves(void **state) {
     engine_close(scene.engine);
 }
 
-TESTING_MAIN(cmocka_unit_test(others_step_while_one_leaves))
+/* --- one leaves to make room for another */
+
+struct crowding {
+    struct engine *engine;
+    int breaths;
+    enum kv_err err;
+};
+
+static int leave_for(void *context, struct session *session, uint32_t slots) {
+    struct crowding *crowding = context;
+    struct session *goes = session_find(crowding->engine, "goes");
+
+    (void)session, (void)slots;
+    if (goes)
+        session_drop(goes);
+    return goes != NULL;
+}
+
+static int come_between(void *context, int small) {
+    const struct session_settings settings = support_engine_greedy("new", IMAGE_RECIPE_V3);
+    struct crowding *crowding = context;
+    struct session *session = NULL;
+    struct kv_diag diag = {""};
+
+    (void)small;
+    if (crowding->breaths++ == 0)
+        crowding->err = session_create(crowding->engine, &settings, &session, &diag);
+    return 1;
+}
+
+/* BREAK_SAME_NAME: there are two of one name. */
+static void a_name_that_was_taken_meanwhile_is_refused(void **state) {
+    const struct fill fill = {ids, TOKENS, no_need, ones, NULL, 1};
+    const struct session_settings settings = support_engine_greedy("new", IMAGE_RECIPE_V3);
+    struct crowding crowding = {.err = KV_ERR_IO};
+    struct support_engine_options options = support_engine_default();
+    struct session *session = NULL;
+    struct kv_diag diag = {""};
+    char name[] = "a";
+
+    (void)state;
+    options.slots = 1200;
+    options.sessions_max = 16;
+    options.hooks = (struct engine_hooks){.context = &crowding};
+    struct engine *engine = crowding.engine = support_engine_synth(&options, "synth:small");
+    if (fill_session(support_engine_session(engine, "goes", IMAGE_RECIPE_V3), &fill, &diag))
+        fail_msg("%s", diag.text);
+    for (; slots_available(&engine->slots, 0) >= WINDOW_SLOTS; name[0]++)
+        (void)support_engine_session(engine, name, IMAGE_RECIPE_V3);
+    engine->settings.hooks.slots_low = leave_for;
+    engine->settings.hooks.breathe = come_between;
+    uint32_t count = engine->session_count;
+    assert_int_equal(session_create(engine, &settings, &session, &diag), KV_ERR_EXISTS);
+    assert_int_equal(crowding.err, KV_OK);
+    assert_int_equal(engine->session_count, count);
+    assert_null(session_find(engine, "goes"));
+    engine->settings.hooks.breathe = NULL;
+    engine_close(engine);
+}
+
+TESTING_MAIN(cmocka_unit_test(others_step_while_one_leaves),
+             cmocka_unit_test(a_name_that_was_taken_meanwhile_is_refused))
