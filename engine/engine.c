@@ -280,6 +280,7 @@ void engine_slots(const struct engine *engine, struct engine_slots *slots_out) {
                                        .reserve = slots->settings.reserve,
                                        .used = slots->total - slots->free_count,
                                        .peak_used = slots->peak_used,
+                                       .leaving = engine_inner_leaving(engine),
                                        .slot_bytes = slots->slot_bytes,
                                        .meta_frame_bytes = slots->frame_bytes,
                                        .pool_bytes = slots->pool_bytes};

@@ -97,6 +97,7 @@ const struct template *engine_template(const struct engine *engine);
 
 struct engine_slots {
     uint32_t total, free, reserve, used, peak_used;
+    uint32_t leaving; /* of used: sessions that are just being dropped give them back */
     uint64_t slot_bytes, meta_frame_bytes;
     uint64_t pool_bytes; /* what the budget was turned into */
 };
@@ -138,7 +139,8 @@ enum kv_err engine_step(struct engine *engine, struct engine_event *events, uint
 int engine_lost(const struct engine *engine);
 
 /* Policy `pressure`. relieve lowers sessions until `slots` beyond the reserve are free, as far as
- * durable planes allow, and returns how many it freed. balance, between steps or while waiting,
+ * durable planes allow, and returns how many it freed; where one is just being dropped its blocks
+ * go, and nobody is lowered yet. balance, between steps or while waiting,
  * applies what was posted and does what the watermarks ask for; 0: there was nothing to do, as for
  * engine_apply. A step balances too. */
 uint32_t engine_relieve(struct engine *engine, uint32_t slots);

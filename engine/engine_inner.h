@@ -164,6 +164,7 @@ enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
 void engine_inner_session_release(struct session *session);
 /* Those under way, to their last block; 1 when there was one. */
 int engine_inner_leave(struct engine *engine);
+uint32_t engine_inner_leaving(const struct engine *engine); /* slots that they still have */
 /* NO_SLOTS (sessions_max are resident), EXISTS. */
 enum kv_err engine_inner_can_add(struct engine *engine, const char *name, struct kv_diag *diag);
 /* INVALID. */

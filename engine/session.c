@@ -128,6 +128,17 @@ int engine_inner_leave(struct engine *engine) {
     return left;
 }
 
+uint32_t engine_inner_leaving(const struct engine *engine) {
+    uint32_t slots = 0;
+
+    for (const struct session *at = engine->leaving; at; at = at->next_leaving) {
+        slots += at->has_window ? WINDOW_SLOTS : 0;
+        for (uint32_t i = 0; i < at->block_count; i++)
+            slots += slots_of(at->blocks[i]->resident | at->blocks[i]->arriving);
+    }
+    return slots;
+}
+
 static void leave(struct session *session) {
     struct engine *engine = session->engine;
     struct session **at = &engine->leaving;

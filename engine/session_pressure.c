@@ -102,9 +102,13 @@ uint32_t engine_inner_relieve(struct engine *engine, uint32_t wanted) {
 }
 
 uint32_t engine_relieve(struct engine *engine, uint32_t slots) {
-    uint32_t have = slots_available(&engine->slots, 0);
+    uint32_t have = slots_available(&engine->slots, 0), before = engine->slots.free_count;
 
-    return have < slots ? engine_inner_relieve(engine, slots - have) : 0;
+    if (have >= slots)
+        return 0;
+    if (engine_inner_leave(engine) && engine->slots.free_count > before)
+        return engine->slots.free_count - before;
+    return engine_inner_relieve(engine, slots - have);
 }
 
 /* --- up */
@@ -162,7 +166,8 @@ int engine_inner_balance(struct engine *engine) {
     if (!any)
         return 0;
     if (free < (uint64_t)engine->slots.total * engine->settings.slots_low_percent / 100) {
-        (void)engine_inner_relieve(engine, 0);
+        if (!engine_inner_leave(engine))
+            (void)engine_inner_relieve(engine, 0);
         return 0;
     }
     if (coming || !raised || !engine->settings.hooks.planes_wanted)

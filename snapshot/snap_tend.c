@@ -206,7 +206,11 @@ static uint64_t begin_next(struct snap_tend *tend) {
     engine_slots(tend->snapshot->engine, &slots);
     const struct snap_tend_state state = {.now_ns = now_ns,
                                           .budget_wait_ns = snap_spill_budget_wait(tend->snapshot),
+#ifdef BREAK_TEND_LEAVING
                                           .slots_free = slots.free,
+#else
+                                          .slots_free = slots.free + slots.leaving,
+#endif
                                           .filling = tend->filling};
     const struct snap_tend_pick pick =
         snap_tend_choose(&tend->settings, &state, tend->views, count);

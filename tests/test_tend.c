@@ -3,10 +3,11 @@
  * Responsible for: the policy as a function, and the loop over the tiny model: who sleeps, who
  * stays, that steps of others go on meanwhile.
  * Not responsible for: what is saved (test_snapshot.c), waiting at a prompt (tools/).
- * Broken twins: BREAK_TEND_HIGH, BREAK_TEND_USED.
+ * Broken twins: BREAK_TEND_HIGH, BREAK_TEND_LEAVING, BREAK_TEND_USED.
  */
 #include "snapshot/snap_tend.h"
 
+#include "engine/engine_inner.h"
 #include "tests/support_life.h"
 #include "tests/testing.h"
 
@@ -166,6 +167,7 @@ static void all_go_to_sleep_and_come_back(void **state) {
     end(&f);
 }
 
+/* BREAK_TEND_LEAVING: another goes to sleep for slots that are just coming. */
 static void slots_get_free_in_order_of_use(void **state) {
     (void)state;
     struct engine_slots slots;
@@ -188,6 +190,10 @@ static void slots_get_free_in_order_of_use(void **state) {
     settings.slots_low = slots.free + 1;
     settings.slots_high = slots.free + 2 * info.slots - 8;
     assert_int_equal(snap_tend_open(f.life.snapshot, &settings, &f.tend, NULL), KV_OK);
+    /* As while one is being dropped: what it gives back will do. */
+    f.life.engine->leaving = session_find(f.life.engine, "s1");
+    assert_true(snap_tend_step(f.tend) == SNAP_TEND_NEVER);
+    f.life.engine->leaving = NULL;
     assert_true(run(&f) == SNAP_TEND_NEVER);
     assert_int_equal(snap_tend_report(f.tend)->slept_slots, 2);
     assert_int_equal(resident(&f), 1);
