@@ -68,29 +68,30 @@ static void every_recipe_agrees_to_the_slot_and_answers(void **state) {
     struct nine_curve curve;
     struct kv_diag diag = {""};
     char text[NINE_TEXT_BYTES];
+    uint32_t users = testing_quick() ? 1 : USERS;
 
     settings.tokens = NINE_TOKENS_MIN;
-    must(nine_open(&settings, USERS, &nine, &diag), &diag);
+    must(nine_open(&settings, users, &nine, &diag), &diag);
     for (uint32_t i = 0; i < NINE_RECIPES; i++) {
         uint32_t tiers = 0;
-        must(nine_curve_run(&nine, nine_recipe_at(i), USERS, 2, &curve, &diag), &diag);
+        must(nine_curve_run(&nine, nine_recipe_at(i), users, 2, &curve, &diag), &diag);
         if (!curve.equal)
             fail_msg("%s: %s", curve.recipe->name, curve.differs);
         if (!nine_score_good(&curve.score))
             fail_msg("%s: %s", curve.recipe->name, curve.score.first_wrong);
-        assert_int_equal(curve.largest, USERS);
-        assert_int_equal(curve.score.asked, USERS * NINE_ASKS);
+        assert_int_equal(curve.largest, users);
+        assert_int_equal(curve.score.asked, users * NINE_ASKS);
         int control =
             curve.policy.recipe == IMAGE_RECIPE_FP8 || curve.policy.recipe == IMAGE_RECIPE_V1;
-        assert_int_equal(curve.score.graded, control ? 0 : USERS * 4);
+        assert_int_equal(curve.score.graded, control ? 0 : users * 4);
         if (curve.kept.kept != curve.kept.asked)
             fail_msg("%s: %s", curve.recipe->name, curve.kept.first_unkept);
-        assert_int_equal(curve.kept.asked, USERS * NINE_NEEDLES);
+        assert_int_equal(curve.kept.asked, users * NINE_NEEDLES);
         assert_int_equal(curve.kept.least, NINE_NEEDLES);
         assert_int_equal(curve.kept.depths[0].asked, 0);
         for (uint32_t depth = 1; depth < NINE_DEPTHS; depth++)
-            assert_true(curve.kept.depths[depth].right >= USERS);
-        assert_int_equal(curve.score.absent, USERS * (NINE_ABSENT + (control ? 4 : 0)));
+            assert_true(curve.kept.depths[depth].right >= users);
+        assert_int_equal(curve.score.absent, users * (NINE_ABSENT + (control ? 4 : 0)));
         for (uint32_t tier = 0; tier < LAYOUT_TIER_BF16; tier++)
             tiers += curve.score.tiers[tier].asked > 0;
         if (strcmp(curve.recipe->name, "v3-quarters") == 0)
@@ -402,11 +403,12 @@ static void the_whole_program_runs(void **state) {
     *strrchr(self, '/') = 0;
     testing_temp_dir(dir);
     snprintf(command, sizeof command,
-             "%s/nine --quick --out %s --commit test >%s/text && "
+             "%s/nine --quick %s --out %s --commit test >%s/text && "
              "test -s %s/nine_overview.json && test -s %s/nine_v3-quarters.json && "
              "! grep -q WRONG %s/text && grep -q 'memory awake after' %s/text && "
              "grep -q 'wake from memory over a pinned copy' %s/nine_overview.json",
-             self, dir, dir, dir, dir, dir, dir, dir);
+             self, testing_quick() ? "--users 2 --sessions 3 --recipes v3-quarters" : "", dir, dir,
+             dir, dir, dir, dir, dir);
     assert_int_equal(run(command), 0);
     /* Where users are lowered, and sleep and wake like that. */
     snprintf(command, sizeof command,
