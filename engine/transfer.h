@@ -57,8 +57,8 @@ void *transfer_host_get(struct engine *engine, uint64_t bytes);
 void *transfer_host_keep(struct engine *engine, uint64_t bytes);
 void transfer_host_put(struct engine *engine, void *memory); /* NULL is allowed */
 /* The same where bytes on their way from a disk land: at one place until engine_close, so that
- * others may be told of it once. One has it at a time; NULL: it is taken, or smaller, or there is
- * none. Any thread. */
+ * others may be told of it once; the store that was is closed before. One has it at a time; NULL:
+ * it is taken, or smaller, or there is none. Any thread. */
 void *transfer_landing_take(struct engine *engine, uint64_t bytes);
 void transfer_landing_give(struct engine *engine);
 
