@@ -4,10 +4,10 @@
  * Not responsible for: computing the proof.
  *
  * In a plane's extent the layers follow each other, so a group of layers is one stretch of each.
- * Each group is half of what is left: a proof takes less than half as long for a layer as copying
- * it does, so it has caught up when the last group comes, which is small; and most copies are
- * large. Digests are of whole extents; those of the last group follow it piece by piece on another
- * thread, which looks at the scales before.
+ * Groups are small and each is waited for: then what is left of the proof when the last byte has
+ * come is one group, and small copies of the proof get in between. Digests are of whole extents;
+ * those of the last group follow it piece by piece on another thread, which looks at the scales
+ * before.
  */
 #include "restore/rest_layers.h"
 
@@ -21,7 +21,7 @@
 enum {
     EACH = TRANSFER_PARTS_MAX,
     WAIT_EACH = 8 * EACH, /* items of the last group that are handed over before a wait */
-    LAST_SHARE = 16,      /* of the layers, in the last groups */
+    GROUPS = 16,          /* at most */
     STREAMS_OF_ALL = 1 << LAYOUT_META | 1 << LAYOUT_PAGE | 1 << LAYOUT_SINKS,
     PLANES = (1 << LAYOUT_META) - 1
 };
@@ -33,18 +33,19 @@ struct rest_layers {
     size_t *order;                /* items: pages, scales, planes */
     size_t page_count, whole_count;
     uint32_t layers;
+    struct session *session;
     pthread_t loader, checker;
     int loads, checks; /* the thread was started */
     pthread_mutex_t lock;
     pthread_cond_t moved;
     /* Under the lock. */
-    struct session *session; /* once it is published */
-    uint32_t there;          /* layers */
-    size_t placed;           /* items of the order that are whole */
-    uint64_t bytes_done;     /* of the fetch */
-    int over, stop;          /* over: no more will come */
+    uint32_t there;      /* layers */
+    size_t placed;       /* items of the order that are whole */
+    uint64_t bytes_done; /* of the fetch */
+    int over, stop;      /* over: no more will come */
+    /* Of the loader, then of the caller. */
     enum kv_err copy_err;
-    uint64_t copy_ns; /* of the loader, then of the caller */
+    uint64_t copy_ns;
     /* Of who checks. */
     uint64_t check_ns;
     uint32_t checked, failed;
@@ -129,47 +130,31 @@ static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end,
     return err;
 }
 
-/* To the session, if it is published already: follow tells it what came before. */
-static void tell_there(struct rest_layers *layers, uint32_t there) {
-    pthread_mutex_lock(&layers->lock);
-    layers->there = there;
-    if (layers->session != NULL)
-        transfer_layers_arrived(layers->session, there);
-    pthread_cond_broadcast(&layers->moved);
-    pthread_mutex_unlock(&layers->lock);
-}
-
-static void tell_over(struct rest_layers *layers, enum kv_err err) {
-    pthread_mutex_lock(&layers->lock);
-    layers->over = 1;
-    layers->copy_err = err;
-    if (err != KV_OK && layers->session != NULL)
-        transfer_layers_failed(layers->session, err);
-    pthread_cond_broadcast(&layers->moved);
-    pthread_mutex_unlock(&layers->lock);
-}
-
-static uint32_t group_of(uint32_t layers, uint32_t first) {
-    uint32_t left = layers - first, least = layers / LAST_SHARE;
-    uint32_t half = (left + 1) / 2;
-    half = half < least ? least : half;
-    return half < left ? half : left;
-}
-
-/* What every layer needs as a whole, then layer by layer. */
 static void *loader_main(void *context) {
     struct rest_layers *layers = context;
-    enum kv_err err = bring(layers, 0, layers->whole_count, 0, layers->layers);
+    enum kv_err err = KV_OK;
+    uint32_t each = (layers->layers + GROUPS - 1) / GROUPS;
     for (uint32_t first = 0, end; first < layers->layers && err == KV_OK; first = end) {
-        end = first + group_of(layers->layers, first);
+        end = layers->layers - first > each ? first + each : layers->layers;
 #ifdef BREAK_LAYERS_EARLY
-        tell_there(layers, end);
+        transfer_layers_arrived(layers->session, end);
 #endif
         err = bring(layers, layers->whole_count, layers->fetch.count, first, end);
-        if (err == KV_OK)
-            tell_there(layers, end);
+        if (err != KV_OK)
+            break;
+        transfer_layers_arrived(layers->session, end);
+        pthread_mutex_lock(&layers->lock);
+        layers->there = end;
+        pthread_cond_broadcast(&layers->moved);
+        pthread_mutex_unlock(&layers->lock);
     }
-    tell_over(layers, err);
+    if (err != KV_OK)
+        transfer_layers_failed(layers->session, err);
+    layers->copy_err = err;
+    pthread_mutex_lock(&layers->lock);
+    layers->over = 1;
+    pthread_cond_broadcast(&layers->moved);
+    pthread_mutex_unlock(&layers->lock);
     return NULL;
 }
 
@@ -263,35 +248,19 @@ static void release(struct rest_layers *layers) {
     kv_alloc_release(source->alloc, layers);
 }
 
-/* From here on copies go on, whatever the caller does, until the end. What every layer needs is
- * there when it returns, and pages are right: staged ones are no more once they are published. */
-static enum kv_err start(struct rest_layers *layers, struct kv_diag *diag) {
-    int error = pthread_create(&layers->loader, NULL, loader_main, layers);
-    if (error != 0)
-        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
-    layers->loads = 1;
-    pthread_mutex_lock(&layers->lock);
-    while (layers->placed < layers->whole_count && !layers->over)
-        pthread_cond_wait(&layers->moved, &layers->lock);
-    enum kv_err err = layers->copy_err;
-    pthread_mutex_unlock(&layers->lock);
+/* What every layer needs is handed over as a whole. */
+static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag) {
+    enum kv_err err = bring(layers, 0, layers->whole_count, 0, layers->layers);
     if (err != KV_OK)
-        return kv_diag_set(diag, err, "scales and window: the device failed");
-    for (size_t at = 0, count; at < layers->page_count; at += count) {
+        kv_diag_set(diag, err, "scales and window: the device failed");
+    /* Pages that are staged are not there any more once they are published. */
+    for (size_t at = 0, count; err == KV_OK && at < layers->page_count; at += count) {
         count = layers->page_count - at < EACH ? layers->page_count - at : EACH;
         check(layers, layers->order + at, count);
     }
-    return layers->err != KV_OK ? kv_diag_set(diag, layers->err, "%s", layers->diag.text) : KV_OK;
-}
-
-static void join(struct rest_layers *layers, int stop) {
-    pthread_mutex_lock(&layers->lock);
-    layers->stop |= stop;
-    pthread_mutex_unlock(&layers->lock);
-    if (layers->loads)
-        pthread_join(layers->loader, NULL);
-    if (layers->checks)
-        pthread_join(layers->checker, NULL);
+    return err == KV_OK && layers->err != KV_OK
+               ? kv_diag_set(diag, layers->err, "%s", layers->diag.text)
+               : err;
 }
 
 static enum kv_err list(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
@@ -330,17 +299,15 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_lay
     if (err == KV_OK && lent) {
         const struct store_read_stats stats = {.ram_bytes = layers->fetch.raw_bytes};
         rest_load_stats(args->receipt, &stats);
-        err = start(layers, diag);
-    }
-    if (err == KV_OK && lent) {
-        *layers_out = layers;
-    } else {
-        join(layers, 1);
-        args->receipt->digests_checked += layers->checked;
-        args->receipt->digests_failed += layers->failed;
-        release(layers);
+        err = bring_wholes(layers, diag);
+        args->receipt->digests_checked += err != KV_OK ? layers->checked : 0;
+        args->receipt->digests_failed += err != KV_OK ? layers->failed : 0;
     }
     engine_back(args->source->engine);
+    if (err == KV_OK && lent)
+        *layers_out = layers;
+    else
+        release(layers);
     return err;
 }
 
@@ -352,39 +319,41 @@ static void tell_progress(struct rest_layers *layers, uint64_t done) {
         layers->cancelled = 1;
 }
 
-/* Until the first are there, or no more will come; progress is told once at least. */
+/* Until the first are there, or no more will come. */
 static void watch(struct rest_layers *layers) {
-    uint64_t told = UINT64_MAX;
-    int over = 0;
-    while (!over) {
-        pthread_mutex_lock(&layers->lock);
-        while (layers->bytes_done == told && layers->there == 0 && !layers->over)
-            pthread_cond_wait(&layers->moved, &layers->lock);
+    uint64_t told = 0;
+    pthread_mutex_lock(&layers->lock);
+    while (layers->there == 0 && !layers->over) {
         uint64_t done = layers->bytes_done;
-        over = layers->there != 0 || layers->over;
+        if (done == told) {
+            pthread_cond_wait(&layers->moved, &layers->lock);
+            continue;
+        }
         pthread_mutex_unlock(&layers->lock);
         tell_progress(layers, told = done);
         pthread_mutex_lock(&layers->lock);
         layers->stop |= layers->cancelled;
-        pthread_mutex_unlock(&layers->lock);
     }
+    pthread_mutex_unlock(&layers->lock);
 }
 
 enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
                                struct kv_diag *diag) {
     struct engine *engine = layers->args.source->engine;
+    layers->session = session;
     session_ask_begin(session);
     transfer_layers_expect(session);
-    pthread_mutex_lock(&layers->lock);
-    layers->session = session;
-    transfer_layers_arrived(session, layers->there);
-    if (layers->copy_err != KV_OK)
-        transfer_layers_failed(session, layers->copy_err);
-    pthread_mutex_unlock(&layers->lock);
-    int error = pthread_create(&layers->checker, NULL, checker_main, layers);
+    int error = pthread_create(&layers->loader, NULL, loader_main, layers);
+    layers->loads = error == 0;
+    if (error == 0)
+        error = pthread_create(&layers->checker, NULL, checker_main, layers);
     layers->checks = error == 0;
-    if (error != 0)
-        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to digest");
+    if (error != 0) {
+        pthread_mutex_lock(&layers->lock);
+        layers->stop = 1;
+        pthread_mutex_unlock(&layers->lock);
+        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
+    }
     engine_away(engine);
     watch(layers);
     engine_back(engine);
@@ -410,13 +379,13 @@ static void add_to_receipt(const struct rest_layers *layers) {
 static enum kv_err outcome(struct rest_layers *layers, struct kv_diag *diag) {
     if (layers->cancelled)
         return kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
-    if (!layers->checks)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no thread has digested what was copied");
     if (layers->copy_err != KV_OK)
         return kv_diag_set(diag, layers->copy_err, "planes of %u layers: the device failed",
                            layers->layers - layers->there);
     if (layers->err != KV_OK)
         return kv_diag_set(diag, layers->err, "%s", layers->diag.text);
+    if (!layers->checks)
+        return KV_ERR_NOMEM;
     return layers->checked == layers->fetch.count
                ? KV_OK
                : kv_diag_set(diag, KV_ERR_IO, "%u of %zu extents were digested", layers->checked,
@@ -426,14 +395,16 @@ static enum kv_err outcome(struct rest_layers *layers, struct kv_diag *diag) {
 enum kv_err rest_layers_end(struct rest_layers *layers, struct kv_diag *diag) {
     if (layers == NULL)
         return KV_OK;
-    struct engine *engine = layers->args.source->engine;
     enum kv_err err = KV_OK;
-    engine_away(engine);
-    join(layers, layers->session == NULL || !layers->checks);
-    if (layers->checks && layers->copy_err == KV_OK)
-        tell_progress(layers, layers->fetch.raw_bytes);
-    engine_back(engine);
     if (layers->session != NULL) {
+        engine_away(layers->args.source->engine);
+        if (layers->loads)
+            pthread_join(layers->loader, NULL);
+        if (layers->checks)
+            pthread_join(layers->checker, NULL);
+        if (layers->checks && layers->copy_err == KV_OK)
+            tell_progress(layers, layers->fetch.raw_bytes);
+        engine_back(layers->args.source->engine);
         session_ask_end(layers->session);
         add_to_receipt(layers);
         err = outcome(layers, diag);

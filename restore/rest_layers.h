@@ -9,7 +9,7 @@
  * The session is WAKING and held still until rest_layers_end, and what was proven meanwhile counts
  * only when that says KV_OK.
  *
- * Threads: the scheduler thread; two more live from begin and follow to end.
+ * Threads: the scheduler thread; two more live from follow to end.
  * Units: bytes, layers, nanoseconds.
  */
 #ifndef RESTORE_REST_LAYERS_H
@@ -17,10 +17,9 @@
 
 #include "restore/rest_load.h"
 
-/* Begins to copy. What every layer of the session needs (scales, window, sinks) is there when it
- * returns, and digests of what goes with publishing are right. *layers_out NULL with KV_OK: some of
- * the session is not in memory, or it has no layers that could come by themselves; nothing is done.
- * CORRUPT, DEVICE, NOMEM: nothing is copied any more. */
+/* Fills what every layer of the session needs: scales, window, sinks; digests of what goes with
+ * publishing are right. *layers_out NULL with KV_OK: some of it is not in memory, or has no layers
+ * that could come by themselves; nothing is done. CORRUPT, DEVICE, NOMEM. */
 struct rest_layers;
 enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
                               struct kv_diag *diag);
@@ -28,9 +27,8 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_lay
  * have arrived. CANCELLED, DEVICE, NOMEM: the rest will not come, and the end is due. */
 enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
                                struct kv_diag *diag);
-/* Waits for the last byte, adds to the receipt and releases; KV_OK: everything is as it was saved.
- * Codes of both, and CORRUPT. Of a load that nobody has followed: stops, before the load is
- * abandoned. NULL is allowed. */
+/* Waits for the last byte, adds to the receipt and releases, followed or not; NULL is allowed.
+ * KV_OK: everything is as it was saved. Codes of both, and CORRUPT. */
 enum kv_err rest_layers_end(struct rest_layers *layers, struct kv_diag *diag);
 
 #endif

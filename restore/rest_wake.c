@@ -160,8 +160,6 @@ static void remember(const struct wake *wake) {
 static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
     enum kv_err err = transfer_load_publish(wake->load, &wake->session, diag);
     if (err != KV_OK) {
-        (void)rest_layers_end(wake->layers, NULL);
-        wake->layers = NULL;
         transfer_load_abandon(wake->load);
         wake->load = NULL;
         return err;
@@ -226,13 +224,13 @@ static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
 static enum kv_err publish_and_prove(struct wake *wake, struct kv_diag *diag) {
     const struct kv_clock *clock = wake->source->clock;
     uint64_t *stage_ns = wake->receipt->stage_ns;
+    struct rest_layers *layers = wake->layers;
     struct kv_diag late = {""};
     uint64_t at = kv_clock_now_ns(clock);
     enum kv_err err = publish(wake, diag);
     uint64_t published = kv_clock_now_ns(clock);
     stage_ns[RECEIPT_PUBLISH] = published - at;
-    struct rest_layers *layers = wake->layers;
-    int followed = layers != NULL;
+    int followed = err == KV_OK && layers != NULL;
     if (followed)
         err = rest_layers_follow(layers, wake->session, diag);
     at = kv_clock_now_ns(clock);
