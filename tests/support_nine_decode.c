@@ -12,16 +12,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-double nine_gaps_ms(struct nine_gaps *gaps, double share) {
-    if (gaps->count == 0)
+static double quantile(uint64_t *values, uint32_t count, double share) {
+    if (count == 0)
         return 0;
-    nine_sort(gaps->ns, gaps->count);
-    return (double)gaps->ns[(size_t)(share * (double)(gaps->count - 1))] * 1e-6;
+    nine_sort(values, count);
+    return (double)values[(size_t)(share * (double)(count - 1))] * 1e-6;
+}
+
+double nine_gaps_ms(struct nine_gaps *gaps, double share) {
+    return quantile(gaps->ns, gaps->count, share);
+}
+
+double nine_gaps_part(struct nine_gaps *gaps, double share) {
+    return quantile(gaps->parts, gaps->count, share);
+}
+
+static void drop_gaps(struct nine_gaps *gaps) {
+    free(gaps->ns);
+    free(gaps->parts);
+}
+
+static int make_gaps(struct nine_gaps *gaps) {
+    gaps->ns = calloc(NINE_GAPS_MAX, sizeof *gaps->ns);
+    gaps->parts = calloc(NINE_GAPS_MAX, sizeof *gaps->parts);
+    return gaps->ns && gaps->parts;
 }
 
 void nine_seen_release(struct nine_seen *seen) {
-    free(seen->quiet.ns);
-    free(seen->moving.ns);
+    drop_gaps(&seen->quiet);
+    drop_gaps(&seen->moving);
     free(seen->holds);
     memset(seen, 0, sizeof *seen);
 }
@@ -58,6 +77,10 @@ static int is_whole(struct nine_seen *seen, uint32_t tokens, uint32_t wanted) {
     return tokens > 0 && tokens == wanted;
 }
 
+static uint64_t part_of(uint64_t ns, uint64_t quiet_ns) {
+    return quiet_ns ? (uint64_t)(1e6 * (double)ns / (double)quiet_ns) : 0;
+}
+
 /* `before` is what went on beside the step before; returns what goes on now. */
 static enum nine_beside step(struct nine_decoder *decoder, enum nine_beside before,
                              uint64_t *last_ns) {
@@ -79,8 +102,10 @@ static enum nine_beside step(struct nine_decoder *decoder, enum nine_beside befo
 
     if (seen_beside != NINE_NOT_LOOKED_AT && tokens)
         nine_holds_stepped(seen->holds, &stepped);
-    if (seen_beside != NINE_NOT_LOOKED_AT && gap_ns && gaps->count < NINE_GAPS_MAX)
+    if (seen_beside != NINE_NOT_LOOKED_AT && gap_ns && gaps->count < NINE_GAPS_MAX) {
+        gaps->parts[gaps->count] = part_of(gap_ns, decoder->quiet_ns);
         gaps->ns[gaps->count++] = gap_ns;
+    }
     *last_ns = whole ? now_ns : 0;
     return beside;
 }
@@ -94,7 +119,7 @@ static void set_decoding(struct nine *nine, int decoding) {
 
 static void *decode(void *context) {
     struct nine_decoder *decoder = context;
-    enum nine_beside before = NINE_QUIET;
+    enum nine_beside before = NINE_NOT_LOOKED_AT;
     uint64_t last_ns = 0;
 
     while (!atomic_load(&decoder->stop) && decoder->err == KV_OK) {
@@ -111,13 +136,12 @@ static void *decode(void *context) {
 enum kv_err nine_decoder_begin(struct nine *nine, struct nine_seen *seen,
                                struct nine_decoder *decoder, struct kv_diag *diag) {
     memset(decoder, 0, sizeof *decoder);
-    seen->quiet.ns = calloc(NINE_GAPS_MAX, sizeof *seen->quiet.ns);
-    seen->moving.ns = calloc(NINE_GAPS_MAX, sizeof *seen->moving.ns);
     seen->holds = calloc(1, sizeof *seen->holds);
-    if (!seen->quiet.ns || !seen->moving.ns || !seen->holds)
+    if (!make_gaps(&seen->quiet) || !make_gaps(&seen->moving) || !seen->holds)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for gaps");
     decoder->nine = nine;
     decoder->seen = seen;
+    atomic_store(&decoder->beside, NINE_NOT_LOOKED_AT);
     pthread_mutex_init(&decoder->lock, NULL);
     pthread_cond_init(&decoder->rested, NULL);
     nine->holds = seen->holds;
@@ -150,8 +174,22 @@ enum kv_err nine_decoder_end(struct nine_decoder *decoder, enum kv_err err, stru
     return decoder->err;
 }
 
+/* Gaps of the rest that is over, in parts of their own median. */
+static void look_back(struct nine_decoder *decoder, uint32_t first) {
+    struct nine_gaps *quiet = &decoder->seen->quiet;
+    uint32_t count = quiet->count - first;
+
+    if (count == 0)
+        return;
+    nine_sort(quiet->ns + first, count);
+    decoder->quiet_ns = quiet->ns[first + count / 2];
+    for (uint32_t i = first; i < quiet->count; i++)
+        quiet->parts[i] = part_of(quiet->ns[i], decoder->quiet_ns);
+}
+
 void nine_decoder_rest(struct nine_decoder *decoder, double seconds, uint32_t least) {
     struct nine *nine = decoder->nine;
+    uint32_t first = decoder->seen->quiet.count;
 
     atomic_store(&decoder->beside, NINE_QUIET);
     baton_give(&nine->baton);
@@ -163,6 +201,6 @@ void nine_decoder_rest(struct nine_decoder *decoder, double seconds, uint32_t le
     decoder->rest_until = 0;
     pthread_mutex_unlock(&decoder->lock);
     baton_take(&nine->baton);
-    decoder->quiet_ns = (uint64_t)(nine_gaps_ms(&decoder->seen->quiet, 0.5) * 1e6);
+    look_back(decoder, first);
     atomic_store(&decoder->beside, NINE_MOVING);
 }

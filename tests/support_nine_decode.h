@@ -6,7 +6,9 @@
  *
  * A gap is what a user sees: from the end of one step to the end of the next, whoever had the
  * device meanwhile. It counts only where both steps gave everybody a token who is awake and not
- * away.
+ * away. Whoever decodes grows, and its steps with it, by more than a move costs; so every gap is
+ * also told in parts of the median of the rest that it belongs to, or of the last one before it,
+ * in which the same sessions decoded.
  *
  * Threads: the caller's, which moves sessions with the baton, and one more.
  * Units: nanoseconds.
@@ -22,10 +24,13 @@
 enum { NINE_GAPS_MAX = 1 << 18 };
 
 struct nine_gaps {
-    uint64_t *ns; /* [NINE_GAPS_MAX] */
+    uint64_t *ns;    /* [NINE_GAPS_MAX] */
+    uint64_t *parts; /* the same in millionths of that median, in an order of their own */
     uint32_t count;
 };
-double nine_gaps_ms(struct nine_gaps *gaps, double share); /* sorts them */
+/* Both sort what they look at, after the thread has ended. */
+double nine_gaps_ms(struct nine_gaps *gaps, double share);
+double nine_gaps_part(struct nine_gaps *gaps, double share);
 
 /* What was seen; it outlives the thread. */
 struct nine_seen {
@@ -40,7 +45,7 @@ struct nine_decoder {
     struct nine *nine;
     struct nine_seen *seen;
     atomic_int stop, beside; /* enum nine_beside, changed with the baton */
-    uint64_t quiet_ns;       /* the median of quiet gaps so far, once somebody has rested */
+    uint64_t quiet_ns;       /* the median of the last rest */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t rested;

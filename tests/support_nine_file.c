@@ -177,6 +177,9 @@ static void add_life(cJSON *to, struct nine_results *results) {
     cJSON_AddNumberToObject(own, "moving_p50_ms", nine_gaps_ms(&life->seen.moving, 0.5));
     cJSON_AddNumberToObject(own, "moving_p99_ms", nine_gaps_ms(&life->seen.moving, 0.99));
     cJSON_AddNumberToObject(own, "moving_steps", life->seen.moving.count);
+    cJSON_AddNumberToObject(own, "quiet_p99_part", nine_gaps_part(&life->seen.quiet, 0.99));
+    cJSON_AddNumberToObject(own, "moving_p50_part", nine_gaps_part(&life->seen.moving, 0.5));
+    cJSON_AddNumberToObject(own, "moving_p99_part", nine_gaps_part(&life->seen.moving, 0.99));
     cJSON_AddNumberToObject(own, "short_steps", life->seen.short_steps);
     cJSON_AddStringToObject(own, "bound_by", receipt_stage_name(life->last.bound_by));
     add_score(own, &life->score);

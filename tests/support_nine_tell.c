@@ -142,7 +142,7 @@ void nine_tell_stages(const struct receipt *wake) {
 }
 
 static double ms_of(const uint64_t *ns, uint32_t count, double share) {
-    struct nine_gaps gaps = {(uint64_t *)ns, count};
+    struct nine_gaps gaps = {.ns = (uint64_t *)ns, .count = count};
 
     return nine_gaps_ms(&gaps, share);
 }

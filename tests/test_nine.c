@@ -287,6 +287,10 @@ static void more_sessions_than_are_awake_live(void **state) {
         fail_msg("%s", life->first_unproven);
     assert_true(life->wakes > SESSIONS - USERS && life->move_count > 0);
     assert_true(life->seen.quiet.count >= 20 && life->seen.moving.count > 0);
+    /* Each rest by itself is around one; what goes on beside a move is no less by magnitudes. */
+    assert_in_range((int)(nine_gaps_part(&life->seen.quiet, 0.5) * 100), 90, 110);
+    assert_true(nine_gaps_part(&life->seen.quiet, 0) > 0);
+    assert_true(nine_gaps_part(&life->seen.moving, 0.5) > 0.3);
     const struct nine_steps *steps = life->seen.holds->steps;
     assert_true(steps[NINE_NOT_MOVING].count >= 20);
     assert_true(steps[NINE_SLEEPS].count > 0 && steps[NINE_WAKES].count > 0);
