@@ -1,7 +1,8 @@
 /* engine/transfer.h - the states of a session that leave the device and come back.
  *
  * Responsible for: giving a writer the bytes of sealed blocks and of a frozen window, and taking a
- * session back in the shadow: reserved slots that nothing can see until they are published.
+ * session back in the shadow: reserved slots that nothing can see until they are published, or
+ * whose layers only questions wait for behind that.
  * Not responsible for: writing or reading them, or choosing what to save.
  *
  * Threads: the scheduler thread; parts of a held block may be read by writer threads, parts that
@@ -57,8 +58,9 @@ void *transfer_host_get(struct engine *engine, uint64_t bytes);
 void *transfer_host_keep(struct engine *engine, uint64_t bytes);
 void transfer_host_put(struct engine *engine, void *memory); /* NULL is allowed */
 /* The same where bytes on their way from a disk land: at one place until engine_close, so that
- * others may be told of it once; the store that was is closed before. One has it at a time; NULL:
- * it is taken, or smaller, or there is none. Any thread. */
+ * others may be told of it once; the store that was is closed before. One has it at a time, and
+ * for good where a late read may still write there; NULL: it is taken, or smaller, or there is
+ * none. Any thread. */
 void *transfer_landing_take(struct engine *engine, uint64_t bytes);
 void transfer_landing_give(struct engine *engine);
 

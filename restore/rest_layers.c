@@ -16,7 +16,6 @@
 #include "store/store_ram.h"
 
 #include <pthread.h>
-#include <string.h>
 
 enum {
     EACH = TRANSFER_PARTS_MAX,

@@ -9,7 +9,8 @@
  * The session is WAKING and held still until rest_layers_end, and what was proven meanwhile counts
  * only when that says KV_OK.
  *
- * Threads: the scheduler thread; two more live from follow to end.
+ * Threads: the scheduler thread, and others may step in each of the calls; two more live from
+ * follow to end.
  * Units: bytes, layers, nanoseconds.
  */
 #ifndef RESTORE_REST_LAYERS_H
@@ -24,11 +25,13 @@ struct rest_layers;
 enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
                               struct kv_diag *diag);
 /* The load of the same arguments is published as `session`. Returns as soon as the first layers
- * have arrived. CANCELLED, DEVICE, NOMEM: the rest will not come, and the end is due. */
+ * have arrived, or when none will: that a device has failed is said by questions and by the end.
+ * CANCELLED, NOMEM: the rest will not come, and the end is due. */
 enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
                                struct kv_diag *diag);
 /* Waits for the last byte, adds to the receipt and releases, followed or not; NULL is allowed.
- * KV_OK: everything is as it was saved. Codes of both, and CORRUPT. */
+ * KV_OK: everything is as it was saved, or nobody has followed. CANCELLED, CORRUPT, DEVICE, NOMEM;
+ * IO (not everything was digested). */
 enum kv_err rest_layers_end(struct rest_layers *layers, struct kv_diag *diag);
 
 #endif

@@ -12,7 +12,6 @@
 
 #include "engine/model/forward_inner.h"
 
-#include <assert.h>
 #include <string.h>
 
 struct forward_beside {
