@@ -56,8 +56,8 @@ struct cuda_kvops_unit {
     uint32_t item;  /* of the first run or tail page */
     uint8_t head;   /* KV head */
     uint8_t part;   /* query heads 4 * part .. of it, or 8 * part .. (form) */
-    uint8_t kind;
-    uint8_t code;
+    uint8_t kind;   /* enum cuda_kvops_kind */
+    uint8_t code;   /* enum cuda_kvops_code */
 };
 
 /* Which kernel a plan is for. */

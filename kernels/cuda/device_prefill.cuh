@@ -3,7 +3,7 @@
  * Responsible for: a CTA's place in the work, the running softmax of a warp's rows, asking for the
  * sealed pages of a sequence in order.
  * Not responsible for: products (device_walk_mma.cuh, device_walk_wgmma.cuh), BF16 pages
- * (kv_prefill.cu).
+ * (device_plain.cuh).
  *
  * Threads: device code; a warp unless named otherwise.
  * Units: query vectors, pages, bytes of shared memory.

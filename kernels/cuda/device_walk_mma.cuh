@@ -1,7 +1,7 @@
 /* kernels/cuda/device_walk_mma.cuh - sealed pages of prefill attention with mma.sync (sm_80).
  *
  * Responsible for: planes to fp16 tiles by the whole CTA, attention of 64 query vectors over them.
- * Not responsible for: sm_90a (device_walk_wgmma.cuh), BF16 pages (kv_prefill.cu).
+ * Not responsible for: sm_90a (device_walk_wgmma.cuh), BF16 pages (device_plain.cuh).
  *
  * A page is a tile for all eight warps: warp w takes rows 16 (w % 4) .. and one half of the tokens.
  *

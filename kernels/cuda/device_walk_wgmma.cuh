@@ -1,7 +1,7 @@
 /* kernels/cuda/device_walk_wgmma.cuh - sealed pages of prefill attention with wgmma (sm_90a).
  *
  * Responsible for: attention of 64 query vectors over planes by two pairs of warpgroups.
- * Not responsible for: sm_80 (device_walk_mma.cuh), BF16 pages (kv_prefill.cu).
+ * Not responsible for: sm_80 (device_walk_mma.cuh), BF16 pages (device_plain.cuh).
  *
  * Of a pair one warpgroup makes tiles of pages and the other multiplies them; a warp of a fifth
  * warpgroup asks for the pair's pages and puts their scales. Each pair has all 64 query vectors and

@@ -1,18 +1,19 @@
 /* kernels/cuda/kv_prefill.cu - attention of the rows of a chunk over blocks of any tier.
  *
  * Responsible for: struct kvops_attend for sequences of 1 to KVOPS_CHUNK_ROWS_MAX rows; launcher.
- * Not responsible for: a single row at memory speed (kv_decode.cu).
+ * Not responsible for: a single row at memory speed (kv_decode.cu), how tokens in BF16 are walked
+ * (device_plain.cuh), the control codes (kv_control_prefill.cu).
  *
  * Moves the stored bytes of the sequence once per 64 query vectors (16 rows of four heads), mostly
  * out of L2. Expected: 4 * rows * group * tokens * dim operations at 325 TFLOP/s at 131,072 tokens
  * on an H200; bound by turning planes into fp16 and by softmax. A CTA takes 64 query vectors of one
  * KV head; every group of four warps that multiplies has all of them and pages of its own, each
  * joined to a running softmax; the groups join at the end in order. Groups: over planes two with
- * wgmma (sm_90a), each with another that makes tiles for it, or with mma (sm_80) two that share the
- * pages; over BF16 blocks three (sm_90a) or two. With wgmma a sequence of up to four tiles, as of a
- * question, has eight CTAs a tile, each with an eighth of its blocks; another kernel joins what
- * they leave, in order. So the bits of a row depend on its sequence, its place in the chunk, and on
- * whether the chunk has more than four tiles.
+ * wgmma (sm_90a), each with another that makes tiles for it and a warp that asks for its pages, or
+ * with mma (sm_80) two that share the pages; over BF16 blocks three (sm_90a) or two. With wgmma a
+ * sequence of up to four tiles, as of a question, has eight CTAs a tile, each with an eighth of its
+ * blocks; another kernel joins what they leave, in order. So the bits of a row depend on its
+ * sequence, its place in the chunk, and on whether the sequence has more than four tiles of it.
  *
  * Against the twin: q and p are rounded to fp16 (2^-12) over planes, split in two BF16 (2^-17) over
  * BF16 tokens: a logit differs by at most 2^-11 |q| |k| / sqrt(dim), an output by 2^-10 * max|V| on
