@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* In millionths of them. */
 static double quantile(uint64_t *values, uint32_t count, double share) {
     if (count == 0)
         return 0;

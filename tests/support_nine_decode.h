@@ -11,7 +11,7 @@
  * in which the same sessions decoded.
  *
  * Threads: the caller's, which moves sessions with the baton, and one more.
- * Units: nanoseconds.
+ * Units: nanoseconds; quantiles as their names say; rests in seconds.
  */
 #ifndef TESTS_SUPPORT_NINE_DECODE_H
 #define TESTS_SUPPORT_NINE_DECODE_H
@@ -28,7 +28,8 @@ struct nine_gaps {
     uint64_t *parts; /* the same in millionths of that median, in an order of their own */
     uint32_t count;
 };
-/* Both sort what they look at, after the thread has ended. */
+/* The value that `share` (0 to 1) of them do not pass, in milliseconds and in parts of that median
+ * (1: as long); 0 when there are none. Both sort what they look at, after the thread has ended. */
 double nine_gaps_ms(struct nine_gaps *gaps, double share);
 double nine_gaps_part(struct nine_gaps *gaps, double share);
 
@@ -47,22 +48,24 @@ struct nine_decoder {
     atomic_int stop, beside; /* enum nine_beside, changed with the baton */
     uint64_t quiet_ns;       /* the median of the last rest */
     pthread_t thread;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* of the next four */
     pthread_cond_t rested;
-    double rest_until; /* 0: nobody rests */
+    double rest_until; /* as nine_seconds says it; 0: nobody rests */
     uint32_t rest_gaps;
     int over; /* it has failed: nobody would end a rest */
+    /* With the baton. */
     enum kv_err err;
     struct kv_diag diag;
 };
 
-/* The baton is nobody's. `seen` is empty and stays until the end; what it has is got here. */
+/* The baton is nobody's. `seen` is zeroed and stays until the end; what it has is got here and goes
+ * with nine_seen_release, also after an error. NOMEM. */
 enum kv_err nine_decoder_begin(struct nine *nine, struct nine_seen *seen,
                                struct nine_decoder *decoder, struct kv_diag *diag);
 /* `err`, or else the thread's own. One that was never begun is allowed, when zeroed. */
 enum kv_err nine_decoder_end(struct nine_decoder *decoder, enum kv_err err, struct kv_diag *diag);
 /* With the baton, which the decoder has meanwhile: for `seconds` and until there are `least` quiet
- * gaps. Somebody is awake. Afterwards it is NINE_MOVING. */
+ * gaps in all, or it has failed. Somebody is awake. Afterwards it is NINE_MOVING. */
 void nine_decoder_rest(struct nine_decoder *decoder, double seconds, uint32_t least);
 
 #endif

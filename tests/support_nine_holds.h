@@ -2,7 +2,8 @@
  *
  * Responsible for: stretches that the thread which sleeps and wakes sessions had the baton without
  * giving it, each named by its place in the move; the decoder's own steps; the longest gaps.
- * Not responsible for: the baton (tools/baton.h), gaps as the users see them (support_nine_life.h).
+ * Not responsible for: the baton (tools/baton.h), gaps as the users see them
+ * (support_nine_decode.h).
  *
  * A move always stops at the same places, so the n-th stretch of a sleep or a wake is always the
  * same work, as near as makes no difference: those over at once, as between two steps of others in

@@ -1,9 +1,9 @@
 /* tests/support_nine_life.h - more sessions than are awake: random sleep and wake beside decoding.
  *
- * Responsible for: one thread that decodes everybody who is awake, one that puts one to sleep and
- * wakes another, over and over; gaps between steps, quiet and meanwhile; what each wake proved; a
- * plain reader of the same bytes.
- * Not responsible for: who they are (support_nine.h), printing (nine.c).
+ * Responsible for: putting one to sleep and waking another, over and over, with rests between; what
+ * each wake proved; a plain reader of the same bytes.
+ * Not responsible for: who they are (support_nine.h), who decodes meanwhile and gaps between steps
+ * (support_nine_decode.h), printing (nine.c).
  *
  * Threads: the caller's, which has the baton while it sleeps and wakes sessions, and one more.
  * Units: nanoseconds, bytes.

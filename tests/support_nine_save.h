@@ -3,7 +3,8 @@
  * Responsible for: a store of its own; a full save of a session none of which was written before,
  * and a plain writer of as many bytes; saves after a few more tokens of a long session and of a
  * short one; how long nobody could step; what others see of it.
- * Not responsible for: who decodes meanwhile (support_nine.h), goals (nine.c).
+ * Not responsible for: who decodes meanwhile (support_nine_decode.h), goals
+ * (support_nine_goals.h).
  *
  * Threads: the scheduler thread; it makes one that decodes while it runs.
  * Units: tokens, bytes, nanoseconds.

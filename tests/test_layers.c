@@ -15,7 +15,6 @@
 #include "tests/support_wall.h"
 #include "tests/testing.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -13,7 +13,6 @@
 #include "tests/testing.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { BLOCKS = 40, TOKENS = (BLOCKS + 2) * LAYOUT_BLOCK_TOKENS };
 
