@@ -47,8 +47,9 @@ struct engine_hooks {
      * `back` another thread may be the scheduler thread. */
     void (*away)(void *context);
     void (*back)(void *context);
-    /* Between two pieces of a proof, never within a step: others go first. `small`: the piece was a
-     * part of what a step costs, else about as much as one. 1 when somebody stepped. */
+    /* Between two pieces of a proof or of what a session gives back, never within a step: others go
+     * first. `small`: the piece was a part of what a step costs, else about as much as one. 1 when
+     * somebody stepped. */
     int (*breathe)(void *context, int small);
 };
 
@@ -140,9 +141,9 @@ int engine_lost(const struct engine *engine);
 
 /* Policy `pressure`. relieve lowers sessions until `slots` beyond the reserve are free, as far as
  * durable planes allow, and returns how many it freed; where one is just being dropped its blocks
- * go, and nobody is lowered yet. balance, between steps or while waiting,
- * applies what was posted and does what the watermarks ask for; 0: there was nothing to do, as for
- * engine_apply. A step balances too. */
+ * go, and nobody is lowered yet. balance, between steps or while waiting, applies what was posted
+ * and does what the watermarks ask for; 0: there was nothing to do, as for engine_apply. A step
+ * balances too. */
 uint32_t engine_relieve(struct engine *engine, uint32_t slots);
 int engine_balance(struct engine *engine);
 

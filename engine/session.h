@@ -41,7 +41,8 @@ struct session_settings {
 /* INVALID, EXISTS, NO_SLOTS (need and have in the diag, or sessions_max are resident), NOMEM. */
 enum kv_err session_create(struct engine *engine, const struct session_settings *settings,
                            struct session **session_out, struct kv_diag *diag);
-/* Frees everything on the device; blocks that a writer still holds go when it lets go. Never while
+/* Frees everything on the device; blocks that a writer still holds go when it lets go. It is found
+ * no more, and a long one goes in pieces, between which others step (engine_breathe). Never while
  * it is being asked (session_ask_begin). */
 void session_drop(struct session *session);
 struct session *session_find(struct engine *engine, const char *name);

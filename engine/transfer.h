@@ -167,6 +167,7 @@ void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_
  * still to be abandoned. */
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag);
+/* Gives everything back, in pieces as session_drop. NULL is allowed. */
 void transfer_load_abandon(struct transfer_load *load);
 
 /* A WAKING session whose layers are still on their way. Questions to it (session_ask, needles,
