@@ -378,13 +378,13 @@ static void add_to_receipt(const struct rest_layers *layers) {
 static enum kv_err outcome(struct rest_layers *layers, struct kv_diag *diag) {
     if (layers->cancelled)
         return kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
+    if (!layers->checks)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "cannot start the threads to load with");
     if (layers->copy_err != KV_OK)
         return kv_diag_set(diag, layers->copy_err, "planes of %u layers: the device failed",
                            layers->layers - layers->there);
     if (layers->err != KV_OK)
         return kv_diag_set(diag, layers->err, "%s", layers->diag.text);
-    if (!layers->checks)
-        return KV_ERR_NOMEM;
     return layers->checked == layers->fetch.count
                ? KV_OK
                : kv_diag_set(diag, KV_ERR_IO, "%u of %zu extents were digested", layers->checked,
