@@ -54,13 +54,6 @@ void faulty_index_arm(const struct faulty_index_plan *wanted) {
     pthread_mutex_unlock(&lock);
 }
 
-uint64_t faulty_index_calls(void) {
-    pthread_mutex_lock(&lock);
-    uint64_t count = calls;
-    pthread_mutex_unlock(&lock);
-    return count;
-}
-
 uint64_t faulty_index_hits(void) {
     pthread_mutex_lock(&lock);
     uint64_t count = hits;

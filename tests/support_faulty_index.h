@@ -19,9 +19,8 @@ struct faulty_index_plan {
     int only_changes; /* 1: counts index_apply and index_sync alone */
     int after_effect; /* 1: index_apply does its work and then fails: a half-known commit */
 };
-/* Sets the count to zero. */
+/* Sets the counts to zero. */
 void faulty_index_arm(const struct faulty_index_plan *plan);
-uint64_t faulty_index_calls(void);
 uint64_t faulty_index_hits(void);
 
 /* `is_dead` 1: every call fails, as after a power cut. `committed` comes behind each durable

@@ -39,7 +39,6 @@ enum kv_err forward_make(const struct forward_settings *settings, const struct w
                          struct forward **forward_out, struct kv_diag *diag);
 void forward_drop(struct forward *forward); /* NULL is allowed */
 uint64_t forward_weight_bytes(const struct forward *forward);
-uint64_t forward_workspace_bytes(const struct forward *forward);
 /* Of the RoPE tables, which come from the C library: part of the numerics id. */
 struct kv_digest forward_tables_digest(const struct forward *forward);
 

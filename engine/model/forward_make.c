@@ -349,10 +349,6 @@ uint64_t forward_weight_bytes(const struct forward *forward) {
     return forward->weight_bytes;
 }
 
-uint64_t forward_workspace_bytes(const struct forward *forward) {
-    return forward->workspace_bytes;
-}
-
 struct kv_digest forward_tables_digest(const struct forward *forward) {
     return forward->tables;
 }
