@@ -414,10 +414,11 @@ static void the_whole_program_runs(void **state) {
              self, testing_quick() ? "--users 2 --sessions 3 --recipes v3-quarters" : "", dir, dir,
              dir, dir, dir, dir, dir);
     assert_int_equal(run(command), 0);
-    /* Where users are lowered, and sleep and wake like that. */
+    /* Where users are lowered, and sleep and wake like that. How many blocks are lowered depends
+     * on when blocks become durable: planes that wait for it free nothing yet. */
     snprintf(command, sizeof command,
              "%s/nine --quick --recipes v3-pressure-k8v8 --pool 18MiB >%s/text && "
-             "! grep -q WRONG %s/text && grep -q 'K8V4 1[0-9]' %s/text",
+             "! grep -q WRONG %s/text && grep -Eq 'by tier.*(K8V4|K6V4) [1-9]' %s/text",
              self, dir, dir, dir);
     assert_int_equal(run(command), 0);
     snprintf(command, sizeof command, "%s/nine --recipes v3,v4 >%s/text 2>&1", self, dir);
