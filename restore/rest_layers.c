@@ -361,12 +361,8 @@ enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *sessi
 
 static void add_to_receipt(const struct rest_layers *layers) {
     struct receipt *receipt = layers->args.receipt;
-    for (size_t i = 0; i < layers->fetch.count; i++) {
-        const struct rest_fetch_item *item = &layers->fetch.items[i];
-        receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
-        receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
-        receipt->pages += item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
-    }
+    for (size_t i = 0; i < layers->fetch.count; i++)
+        rest_load_count(receipt, &layers->fetch.items[i]);
     receipt->blocks = layers->args.plan->image.block_count;
     receipt->digests_checked += layers->checked;
     receipt->digests_failed += layers->failed;

@@ -260,6 +260,12 @@ void rest_load_stats(struct receipt *receipt, const struct store_read_stats *sta
     receipt->door[length] = 0;
 }
 
+void rest_load_count(struct receipt *receipt, const struct rest_fetch_item *item) {
+    receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
+    receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
+    receipt->pages += item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
+}
+
 /* A frame that cannot be unzipped fails in the read already: the diag is of the first in order. */
 static void add_read_remedy(const struct loading *loading, struct kv_diag *diag) {
     size_t i = 0;
@@ -396,14 +402,9 @@ static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
 
 static void count_streams(const struct loading *loading) {
     struct receipt *receipt = loading->args->receipt;
-    for (size_t i = 0; i < loading->fetch.count; i++) {
-        const struct rest_fetch_item *item = &loading->fetch.items[i];
-        if (!loading->going[i].here)
-            continue;
-        receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
-        receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
-        receipt->pages += item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
-    }
+    for (size_t i = 0; i < loading->fetch.count; i++)
+        if (loading->going[i].here)
+            rest_load_count(receipt, &loading->fetch.items[i]);
     receipt->blocks = loading->args->plan->image.block_count;
     receipt->digests_checked += loading->checked;
     receipt->digests_failed += loading->failed;

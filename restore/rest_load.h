@@ -33,6 +33,8 @@ enum kv_err rest_load_look(const struct rest_load_landed *landed, struct kv_diag
 
 /* What one call of store_read has taken, into the receipt. */
 void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats);
+/* And one item that is in its place. */
+void rest_load_count(struct receipt *receipt, const struct rest_fetch_item *item);
 
 /* Fills everything that `load` reserved. Adds bytes, digests and times to the receipt. On an error
  * *in_doubt_out says whether a late read may still write into the slots: then they must stay

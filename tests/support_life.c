@@ -327,6 +327,26 @@ const char *life_refuse(struct life *life, const char *name, enum kv_err expecte
     return diag->text;
 }
 
+int life_wake_short(struct life *life, uint64_t k, struct receipt *receipt_out) {
+    struct restore_source source = life->source;
+    struct testing_alloc failing;
+    struct session *session = NULL;
+    struct kv_diag diag = {""};
+    testing_alloc_init(&failing, k);
+    source.alloc = &failing.alloc;
+    enum kv_err err =
+        restore_wake(&source, "chat", &(struct restore_options){0}, &session, receipt_out, &diag);
+    assert_int_equal(failing.live_count, 0);
+    if (failing.failed_count == 0) {
+        assert_int_equal(err, KV_OK);
+        assert_true(k > 8);
+        return 1;
+    }
+    assert_int_equal(err, KV_ERR_NOMEM);
+    assert_true(diag.text[0] != 0);
+    return 0;
+}
+
 static int want_all(void *context, uint64_t first, uint32_t tokens) {
     (void)context;
     (void)first;

@@ -93,6 +93,9 @@ struct session *life_wake(struct life *life, const char *name, struct receipt *r
 /* Wake that must fail with `expected`; the sentence is returned. */
 const char *life_refuse(struct life *life, const char *name, enum kv_err expected,
                         struct kv_diag *diag);
+/* A wake of "chat" whose k-th allocation in restore fails: it must give all back and say why. 1
+ * when it needed fewer than k: it is awake then, and must be. */
+int life_wake_short(struct life *life, uint64_t k, struct receipt *receipt_out);
 
 /* Over its ids and every byte of blocks, sinks and window that the session reads. */
 struct kv_digest life_resident(struct session *session);

@@ -511,27 +511,11 @@ static void refusals_leave_the_engine_as_it_was(void **state) {
 static void no_memory_changes_nothing(void **state) {
     (void)state;
     struct fixture f;
+    struct receipt receipt;
     open_fixture(&f);
-    struct restore_source source = f.rig.life.source;
     struct engine_slots before, after;
     engine_slots(f.rig.life.engine, &before);
-    for (uint64_t k = 1;; k++) {
-        struct testing_alloc failing;
-        struct session *session = NULL;
-        struct receipt receipt;
-        struct kv_diag diag = {""};
-        testing_alloc_init(&failing, k);
-        source.alloc = &failing.alloc;
-        enum kv_err err =
-            restore_wake(&source, "chat", &(struct restore_options){0}, &session, &receipt, &diag);
-        assert_int_equal(failing.live_count, 0);
-        if (failing.failed_count == 0) {
-            assert_int_equal(err, KV_OK);
-            assert_true(k > 8);
-            break;
-        }
-        assert_int_equal(err, KV_ERR_NOMEM);
-        assert_true(diag.text[0] != 0);
+    for (uint64_t k = 1; !life_wake_short(&f.rig.life, k, &receipt); k++) {
         engine_slots(f.rig.life.engine, &after);
         assert_int_equal(before.free, after.free);
     }
