@@ -124,14 +124,6 @@ static __device__ __forceinline__ void control_start(const struct cta &cta, uint
 
 /* --- arithmetic: x[n][i] is of token 8i + g, head c of group n */
 
-static __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                               uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* Four e4m3 bytes as fp16, exactly. */
 static __device__ __forceinline__ uint2 control_f16(uint32_t bytes) {
     uint2 out;

@@ -118,14 +118,6 @@ tile_request(const struct kvops_pool &pool, const tile_source &from, uint32_t ro
 
 /* --- products of one warp: 16 query rows from `first`, 32 tokens */
 
-static __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                               uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* x[n] += q K^T for tokens token + 8n .. of rows first + g (values 0, 1) and first + 8 + g. */
 template <int DIM, bool HALF>
 static __device__ __forceinline__ void tile_logits(uint32_t q, uint32_t first, uint32_t k,
