@@ -50,9 +50,31 @@ static int end_file(const struct nine_results *results, const char *name, cJSON 
     return good;
 }
 
+/* By tier and by depth; `right` and `margin` are what they are called. */
+static void add_tallies(cJSON *to, const struct nine_tally tiers[LAYOUT_TIER_COUNT],
+                        const struct nine_tally depths[NINE_DEPTHS], const char *right,
+                        const char *margin) {
+    cJSON *by_tier = cJSON_AddObjectToObject(to, "by_tier");
+    cJSON *by_depth = cJSON_AddArrayToObject(to, "by_depth");
+
+    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
+        if (!tiers[i].asked)
+            continue;
+        cJSON *tier = cJSON_AddObjectToObject(by_tier, layout_tier_name((enum layout_tier)i));
+        cJSON_AddNumberToObject(tier, "asked", tiers[i].asked);
+        cJSON_AddNumberToObject(tier, right, tiers[i].right);
+        cJSON_AddNumberToObject(tier, margin, (double)tiers[i].margin);
+    }
+    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
+        cJSON *depth = cJSON_CreateObject();
+        cJSON_AddNumberToObject(depth, "asked", depths[i].asked);
+        cJSON_AddNumberToObject(depth, right, depths[i].right);
+        cJSON_AddItemToArray(by_depth, depth);
+    }
+}
+
 static void add_score(cJSON *to, const struct nine_score *score) {
     cJSON *own = cJSON_AddObjectToObject(to, "needles");
-    cJSON *tiers = cJSON_CreateObject(), *depths = cJSON_CreateArray();
 
     cJSON_AddNumberToObject(own, "users", score->users);
     cJSON_AddNumberToObject(own, "asked", score->asked);
@@ -61,47 +83,17 @@ static void add_score(cJSON *to, const struct nine_score *score) {
     cJSON_AddNumberToObject(own, "invented", score->invented);
     cJSON_AddNumberToObject(own, "graded", score->graded);
     cJSON_AddNumberToObject(own, "tiers_named", score->named);
-    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
-        if (!score->tiers[i].asked)
-            continue;
-        cJSON *tier = cJSON_AddObjectToObject(tiers, layout_tier_name((enum layout_tier)i));
-        cJSON_AddNumberToObject(tier, "asked", score->tiers[i].asked);
-        cJSON_AddNumberToObject(tier, "right", score->tiers[i].right);
-        cJSON_AddNumberToObject(tier, "margin_least", (double)score->tiers[i].margin);
-    }
-    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
-        cJSON *depth = cJSON_CreateObject();
-        cJSON_AddNumberToObject(depth, "asked", score->depths[i].asked);
-        cJSON_AddNumberToObject(depth, "right", score->depths[i].right);
-        cJSON_AddItemToArray(depths, depth);
-    }
-    cJSON_AddItemToObject(own, "by_tier", tiers);
-    cJSON_AddItemToObject(own, "by_depth", depths);
+    add_tallies(own, score->tiers, score->depths, "right", "margin_least");
 }
 
 static void add_kept(cJSON *to, const struct nine_kept *kept) {
     cJSON *own = cJSON_AddObjectToObject(to, "needles_kept");
-    cJSON *tiers = cJSON_AddObjectToObject(own, "by_tier");
-    cJSON *depths = cJSON_AddArrayToObject(own, "by_depth");
 
     cJSON_AddNumberToObject(own, "users", kept->users);
     cJSON_AddNumberToObject(own, "asked", kept->asked);
     cJSON_AddNumberToObject(own, "kept", kept->kept);
     cJSON_AddNumberToObject(own, "least_of_a_user", kept->least);
-    for (uint32_t i = 0; i < LAYOUT_TIER_COUNT; i++) {
-        if (!kept->tiers[i].asked)
-            continue;
-        cJSON *tier = cJSON_AddObjectToObject(tiers, layout_tier_name((enum layout_tier)i));
-        cJSON_AddNumberToObject(tier, "asked", kept->tiers[i].asked);
-        cJSON_AddNumberToObject(tier, "kept", kept->tiers[i].right);
-        cJSON_AddNumberToObject(tier, "hole_nats_least", (double)kept->tiers[i].margin);
-    }
-    for (uint32_t i = 0; i < NINE_DEPTHS; i++) {
-        cJSON *depth = cJSON_CreateObject();
-        cJSON_AddNumberToObject(depth, "asked", kept->depths[i].asked);
-        cJSON_AddNumberToObject(depth, "kept", kept->depths[i].right);
-        cJSON_AddItemToArray(depths, depth);
-    }
+    add_tallies(own, kept->tiers, kept->depths, "kept", "hole_nats_least");
 }
 
 static void add_pool(cJSON *to, const struct nine_curve *curve) {
