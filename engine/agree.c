@@ -289,10 +289,3 @@ void agree_find(const struct agree_args *args, struct agree *agree_out) {
         }
     }
 }
-
-const char *agree_end_name(enum agree_end end) {
-    static const char *const names[] = {
-        "nothing differs",  "the request goes on",     "the session goes on",
-        "the text differs", "a control token differs", "the request leaves the reasoning out"};
-    return (unsigned)end < sizeof names / sizeof names[0] ? names[end] : "unknown";
-}

@@ -58,7 +58,5 @@ struct agree {
 };
 
 void agree_find(const struct agree_args *args, struct agree *agree_out);
-/* "the text differs", as half a sentence for receipts. */
-const char *agree_end_name(enum agree_end end);
 
 #endif

@@ -199,10 +199,9 @@ void engine_inner_partial_over(struct session *session);
 void engine_inner_record_policy(struct session *session, const struct image_policy *policy);
 /* Forgets the oldest change of the tier history that is not the mark of mixed history. */
 void engine_inner_forget_policy(struct session *session);
-/* Sessions under pressure: see engine_relieve and engine_balance. `wanted` more slots than are
- * free; 0: up to the watermarks. */
+/* Sessions under pressure: see engine_relieve. `wanted` more slots than are free; 0: up to the
+ * watermarks. */
 uint32_t engine_inner_relieve(struct engine *engine, uint32_t wanted);
-int engine_inner_balance(struct engine *engine);
 int engine_inner_has_work(const struct session *session);
 /* Waits for layer `first`, while others may step; layers [first, *end_out) are there then.
  * The error that transfer_layers_failed was told. */

@@ -40,9 +40,8 @@ struct fill {
  * while tokens wait for their prefill), of `ready`, and as for a step: NO_SLOTS, DEVICE, NOMEM. */
 enum kv_err fill_session(struct session *session, const struct fill *fill, struct kv_diag *diag);
 
-/* K and V of the last forward's rows, for comparison: `chunk` has fill_chunk_bytes. DEVICE. */
+/* Of a chunk, as `rows` writes it. */
 uint64_t fill_chunk_bytes(const struct engine *engine);
 uint32_t fill_chunk_rows(const struct engine *engine);
-enum kv_err fill_last(struct engine *engine, uint16_t *chunk, struct kv_diag *diag);
 
 #endif

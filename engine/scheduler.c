@@ -448,14 +448,6 @@ uint64_t fill_chunk_bytes(const struct engine *engine) {
            g->head_dim * sizeof(uint16_t);
 }
 
-enum kv_err fill_last(struct engine *engine, uint16_t *chunk, struct kv_diag *diag) {
-    struct device_copy copy = {chunk, forward_chunk(engine->forward), fill_chunk_bytes(engine)};
-
-    return device_copy_out(engine->device, DEVICE_STEP, &copy, 1) == KV_OK
-               ? KV_OK
-               : engine_inner_device(engine, diag);
-}
-
 static enum kv_err fill_chunk(struct session *session, struct fill_ahead *ahead,
                               struct kv_diag *diag) {
     struct engine *engine = session->engine;

@@ -157,14 +157,10 @@ void session_ask_patiently(struct session *session, int patient);
 /* DESIGN section 10: one throwaway forward at position n_kv. */
 enum kv_err session_fingerprint(struct session *session, int floor,
                                 struct image_fingerprint *fingerprint_out, struct kv_diag *diag);
-/* Both, in one batch: as its tiers are, and at the floor. */
-enum { SESSION_PRINTS = 2 };
-enum kv_err session_fingerprints(struct session *session,
-                                 struct image_fingerprint prints_out[SESSION_PRINTS],
-                                 struct kv_diag *diag);
 /* The same as part of the next question that is asked, which reads all the memory anyway: `along`
- * wants one or both, `take` ends that and gives it, by itself where no question has come. Within
- * session_ask_begin and end. */
+ * wants one or both (as its tiers are, and at the floor), `take` ends that and gives it, by itself
+ * where no question has come. Within session_ask_begin and end. */
+enum { SESSION_PRINTS = 2 };
 void session_fingerprint_along(struct session *session, int floor);
 enum kv_err session_fingerprint_take(struct session *session,
                                      struct image_fingerprint *fingerprint_out,

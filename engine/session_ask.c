@@ -412,14 +412,6 @@ enum kv_err session_fingerprint(struct session *session, int floor,
     return err;
 }
 
-enum kv_err session_fingerprints(struct session *session,
-                                 struct image_fingerprint prints_out[SESSION_PRINTS],
-                                 struct kv_diag *diag) {
-    const int floors[SESSION_PRINTS] = {0, 1};
-
-    return take_prints(session, floors, SESSION_PRINTS, prints_out, diag);
-}
-
 /* --- fingerprints that go along with a question */
 
 struct along {

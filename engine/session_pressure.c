@@ -150,7 +150,7 @@ static int end_promotion(struct session *session) {
     return 0;
 }
 
-int engine_inner_balance(struct engine *engine) {
+static int balance(struct engine *engine) {
     uint32_t free = slots_available(&engine->slots, 0), count;
     int any = 0, raised = 0, coming = 0;
 
@@ -182,5 +182,5 @@ int engine_inner_balance(struct engine *engine) {
 int engine_balance(struct engine *engine) {
     int applied = engine_apply(engine);
 
-    return engine_inner_balance(engine) || applied;
+    return balance(engine) || applied;
 }

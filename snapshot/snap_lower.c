@@ -23,7 +23,9 @@ static const uint32_t ladder[] = {1u << LAYOUT_VX, 1u << LAYOUT_KL, 1u << LAYOUT
                                   1u << LAYOUT_VR1};
 enum { STEPS = sizeof ladder / sizeof ladder[0] };
 
-uint32_t snap_lower_mask(const struct record_block *record, uint32_t bad) {
+/* The streams that must leave with `bad` so that a tier of the ladder remains; 0 when there is none
+ * (a stream of the floor is bad). */
+static uint32_t mask_of(const struct record_block *record, uint32_t bad) {
     uint32_t mask = 0;
     uint32_t all = 0;
     for (size_t i = 0; i < STEPS; i++) {
@@ -56,8 +58,9 @@ static int add_dropped(struct record_block *record, const struct store_extent *e
     return 1;
 }
 
-enum kv_err snap_lower_block(const struct snap_gc *gc, const struct record_key *key,
-                             uint32_t streams, struct snap_lower_sum *sum, struct kv_diag *diag) {
+/* In gc->batch; adds to *sum. */
+static enum kv_err lower_block(const struct snap_gc *gc, const struct record_key *key,
+                               uint32_t streams, struct snap_lower_sum *sum, struct kv_diag *diag) {
     struct store_record stored;
     struct record_block record;
     uint64_t bytes = 0;
@@ -67,7 +70,7 @@ enum kv_err snap_lower_block(const struct snap_gc *gc, const struct record_key *
         return err;
     err = record_get_block(stored.value, stored.value_bytes, &record, diag);
     if (err == KV_OK)
-        streams = snap_lower_mask(&record, streams);
+        streams = mask_of(&record, streams);
     for (uint32_t i = 0; err == KV_OK && i < stored.extent_count; i++) {
         const struct store_extent *extent = &stored.extents[i];
         if (extent->kind >= LAYOUT_STREAM_COUNT || (streams >> extent->kind & 1) == 0)
@@ -105,7 +108,7 @@ static enum kv_err lower_some(const struct snap_lower_args *args, uint32_t first
     for (uint32_t b = first; err == KV_OK && b < end; b++) {
         const struct record_key key = record_key_block(args->lineage, b);
         struct kv_diag why = {""};
-        err = snap_lower_block(&gc, &key, args->streams, &own, &why);
+        err = lower_block(&gc, &key, args->streams, &own, &why);
         if (err == KV_ERR_NOT_FOUND || err == KV_ERR_CORRUPT || err == KV_ERR_VERSION)
             err = KV_OK;
         else if (err != KV_OK)
@@ -186,7 +189,7 @@ static void judge(struct examining *examining, const struct record_block *record
     }
     const struct image_policy policy = {
         .recipe = record->keeps_k ? IMAGE_RECIPE_V2 : IMAGE_RECIPE_V3, .top_k8v8 = has_vx != 0};
-    found->drop = snap_lower_mask(record, found->bad) & ~(has_vx ? 0 : 1u << LAYOUT_VX);
+    found->drop = mask_of(record, found->bad) & ~(has_vx ? 0 : 1u << LAYOUT_VX);
     found->top =
         image_tier_without(&policy, image_top(&policy), found->drop | record_dropped(record));
 }
@@ -222,7 +225,7 @@ enum kv_err snap_lower_examine(const struct snap_lower_look *look,
     if (err != KV_OK)
         return err;
     store_batch_cause(gc.batch, STORE_CAUSE_CARE);
-    err = snap_lower_block(&gc, &key, found_out->drop, &sum, diag);
+    err = lower_block(&gc, &key, found_out->drop, &sum, diag);
     if (err != KV_OK) {
         store_batch_abandon(gc.batch);
         return err;

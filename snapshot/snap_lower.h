@@ -22,15 +22,9 @@ struct snap_lower_sum {
     uint64_t bytes; /* stored bytes of what left, padded */
 };
 
-/* The streams that must leave with `bad` so that a tier of the ladder remains; 0 when there is none
- * (a stream of the floor is bad). */
-uint32_t snap_lower_mask(const struct record_block *record, uint32_t bad);
-/* Takes these streams, and those above them in the block's ladder, out of it as far as it still has
- * them, in gc->batch; adds to *sum. Nothing leaves where its ladder's floor needs one of them. */
-enum kv_err snap_lower_block(const struct snap_gc *gc, const struct record_key *key,
-                             uint32_t streams, struct snap_lower_sum *sum, struct kv_diag *diag);
-/* The same for the first `blocks` blocks of a lineage, in batches of their own: a power cut leaves
- * each block as it was or without the planes. */
+/* Takes these streams, and those above them in each block's ladder, out of the first `blocks`
+ * blocks of a lineage as far as they still have them; nothing leaves a block whose ladder's floor
+ * needs one of them. In batches: a power cut leaves each block as it was or without the planes. */
 struct snap_lower_args {
     struct store *store;
     const struct kv_alloc *alloc;

@@ -237,13 +237,12 @@ enum { KEPT = 64 };
 static void take_forced(void *context, uint64_t position, const float *logits) {
     struct forced *forced = context;
     struct sampler_row row = {logits, forced->vocab, position};
-    uint32_t best = 0, at = forced->count++;
-    float margin = 0;
+    struct sampler_candidate top[2] = {{0}};
+    uint32_t at = forced->count++;
 
     if (at >= ROWS_MAX)
         exit(2);
-    (void)sampler_greedy(&row, &best, NULL);
-    (void)sampler_margin(&row, &margin, NULL);
+    (void)sampler_top(&row, 2, top, NULL);
     for (uint32_t i = 0; i < KEPT; i++) {
         float value = logits[i * (forced->vocab / KEPT)];
         double difference = fabs((double)value - (double)forced->kept[at * KEPT + i]);
@@ -253,12 +252,12 @@ static void take_forced(void *context, uint64_t position, const float *logits) {
             forced->kept[at * KEPT + i] = value;
     }
     if (!forced->gpu) {
-        forced->best[at] = best;
-        forced->margin[at] = margin;
+        forced->best[at] = top[0].id;
+        forced->margin[at] = top[0].logit - top[1].logit;
         return;
     }
-    forced->same += best == forced->best[at];
-    if (best != forced->best[at]) {
+    forced->same += top[0].id == forced->best[at];
+    if (top[0].id != forced->best[at]) {
         forced->bad += !(forced->margin[at] < forced->bound);
         if ((double)forced->margin[at] > forced->worst_margin)
             forced->worst_margin = (double)forced->margin[at];

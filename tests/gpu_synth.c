@@ -154,7 +154,7 @@ static void compare(const struct fill_stretch *stretch, uint16_t *chunks[2],
                     struct support_synth_difference *difference) {
     struct kv_diag diag = {""};
 
-    tally_need(fill_last(engine, chunks[0], &diag), &diag, "fill_last");
+    tally_need(support_synth_last(engine, chunks[0], &diag), &diag, "the last chunk");
     tally_need(support_synth_rows(rows, stretch, chunks[1], &diag), &diag, "closed form");
     support_synth_compare(&synth, stretch, chunks[0], chunks[1], difference);
 }

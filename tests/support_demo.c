@@ -6,6 +6,7 @@
  */
 #include "tests/support_demo.h"
 
+#include "engine/model/tokenizer.h"
 #include "engine/needle.h"
 
 #include <stdio.h>
@@ -101,6 +102,15 @@ void demo_value(uint32_t index, char value_out[8]) {
     snprintf(value_out, 8, "%llu", (unsigned long long)value);
 }
 
+static enum kv_err count_tokens(struct service *service, const char *text, uint64_t *tokens_out,
+                                struct kv_diag *diag) {
+    struct tokenizer_ids ids = {NULL, 0, 0, 0};
+    enum kv_err err = tokenizer_encode(engine_tokenizer(service_engine(service)), text,
+                                       strlen(text), 0, &ids, diag);
+    *tokens_out = ids.count;
+    return err == KV_ERR_LIMIT ? KV_OK : err; /* no room was given: only the count is wanted */
+}
+
 /* The longest document that leaves the session's prompt within the wanted tokens. */
 static enum kv_err fit_document(const struct demo *demo, struct service *service, uint32_t index,
                                 const char *statement, char **text_out, struct kv_diag *diag) {
@@ -121,7 +131,7 @@ static enum kv_err fit_document(const struct demo *demo, struct service *service
         uint64_t tokens = 0;
         err = licences_document(licences, &document, &text, diag);
         if (err == KV_OK)
-            err = turn_count_tokens(service, text, strlen(text), &tokens, diag);
+            err = count_tokens(service, text, &tokens, diag);
         if (err != KV_OK || tokens <= wanted)
             break;
         kv_alloc_release(alloc, text);

@@ -5,6 +5,7 @@
  */
 #include "tests/support_synth.h"
 
+#include "engine/engine_inner.h"
 #include "engine/model/tokenizer.h"
 #include "engine/needle.h"
 #include "tests/testing.h"
@@ -144,6 +145,15 @@ static void rows_part(void *context, const struct fill_stretch *stretch, uint32_
 struct fill support_synth_fill(struct synth_rows *rows, const uint32_t *ids, uint32_t count,
                                uint32_t threads) {
     return (struct fill){ids, count, rows_ready, rows_part, rows, threads};
+}
+
+enum kv_err support_synth_last(struct engine *engine, uint16_t *chunk, struct kv_diag *diag) {
+    const struct device_copy copy = {chunk, forward_chunk(engine->forward),
+                                     fill_chunk_bytes(engine)};
+
+    return device_copy_out(engine->device, DEVICE_STEP, &copy, 1) == KV_OK
+               ? KV_OK
+               : kv_diag_set(diag, KV_ERR_DEVICE, "the last chunk cannot be read");
 }
 
 enum kv_err support_synth_rows(struct synth_rows *rows, const struct fill_stretch *stretch,

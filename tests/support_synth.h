@@ -54,6 +54,8 @@ struct fill support_synth_fill(struct synth_rows *rows, const uint32_t *ids, uin
                                uint32_t threads);
 enum kv_err support_synth_rows(struct synth_rows *rows, const struct fill_stretch *stretch,
                                uint16_t *chunk, struct kv_diag *diag);
+/* The same of the last forward, as it was computed: `chunk` has fill_chunk_bytes. DEVICE. */
+enum kv_err support_synth_last(struct engine *engine, uint16_t *chunk, struct kv_diag *diag);
 /* Rows [0, count) of chunks of equal shape against the closed form: zeros that are only nearly so
  * (SYNTH_ZERO_MAX), the next BF16 value in a row behind a " …VI" (both allowed), and what is wrong.
  * Added up. */

@@ -260,6 +260,12 @@ static uint16_t half_of(float value) {
     return (uint16_t)((bits >> 16 & 0x8000) | (uint32_t)exponent << 10 | (bits >> 13 & 0x3ff));
 }
 
+static void write_u16(struct kv_writer *writer, uint16_t value) {
+    uint8_t bytes[2];
+    kv_put_u16(bytes, value);
+    kv_write_bytes(writer, bytes, sizeof bytes);
+}
+
 /* `size` values of deviation about `scale` (norms: near 1), one block at a time. */
 static void put_values(struct build *build, enum gguf_type type, uint64_t size, float scale) {
     struct kv_writer *writer = &build->writer;
@@ -273,17 +279,16 @@ static void put_values(struct build *build, enum gguf_type type, uint64_t size, 
             if (type == GGUF_TYPE_F32)
                 kv_write_u32(writer, bits);
             else
-                kv_write_u16(writer,
-                             type == GGUF_TYPE_F16 ? half_of(value) : (uint16_t)(bits >> 16));
+                write_u16(writer, type == GGUF_TYPE_F16 ? half_of(value) : (uint16_t)(bits >> 16));
             i++;
             continue;
         }
         /* Levels lie evenly between -1.7 and 1.7 deviations, block scales vary by a half. */
         float span = 3.4f * scale * (1.0f + 0.5f * testing_random_f32(random));
         float step = span / (type == GGUF_TYPE_Q8_0 ? 254.0f : 15.0f);
-        kv_write_u16(writer, half_of(step));
+        write_u16(writer, half_of(step));
         if (type == GGUF_TYPE_Q4_1)
-            kv_write_u16(writer, half_of(-0.5f * span));
+            write_u16(writer, half_of(-0.5f * span));
         uint32_t bytes = type == GGUF_TYPE_Q8_0 ? 32 : 16;
         for (uint32_t b = 0; b < bytes; b++) {
             uint8_t value = (uint8_t)(testing_random_u64(random) >> 56);

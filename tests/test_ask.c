@@ -290,7 +290,10 @@ static void others_step_within_a_question(void **state) {
     ask_all(asked, &scene, &beside);
     assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
     assert_null(scene.also);
-    assert_int_equal(session_fingerprints(asked, prints, &diag), KV_OK);
+    session_ask_begin(asked);
+    session_fingerprints_along(asked);
+    assert_int_equal(session_fingerprints_take(asked, prints, &diag), KV_OK);
+    session_ask_end(asked);
     assert_memory_equal(&prints[1], &print, sizeof print);
     scene.others = 0;
     assert_int_equal(session_fingerprint(asked, 0, &print, &diag), KV_OK);

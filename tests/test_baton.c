@@ -67,6 +67,17 @@ static void *wait_main(void *context) {
     return NULL;
 }
 
+/* Each in line is on its own thread's stack: where an end is another one, another has come. */
+static void wait_for_another(struct baton *baton, const struct baton_waiter *first,
+                             const struct baton_waiter *last) {
+    int same = 1;
+    while (same) {
+        pthread_mutex_lock(&baton->lock);
+        same = baton->first == first && baton->last == last;
+        pthread_mutex_unlock(&baton->lock);
+    }
+}
+
 /* Each is known to stand in line before the next one asks. */
 static void who_waits_longest_is_next(void **state) {
     (void)state;
@@ -77,10 +88,10 @@ static void who_waits_longest_is_next(void **state) {
     baton_init(&shared.baton);
     baton_take(&shared.baton);
     for (int i = 0; i < THREADS; i++) {
+        const struct baton_waiter *first = shared.baton.first, *last = shared.baton.last;
         workers[i] = (struct worker){&shared, i};
         assert_int_equal(pthread_create(&threads[i], NULL, wait_main, &workers[i]), 0);
-        while (baton_waiting(&shared.baton) != i + 1)
-            continue;
+        wait_for_another(&shared.baton, first, last);
     }
     /* Giving and asking again at once: the others come first. */
     baton_give(&shared.baton);

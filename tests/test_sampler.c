@@ -43,10 +43,10 @@ static void greedy_takes_the_largest_and_the_lower_id(void **state) {
     (void)state;
     const float logits[] = {-1.0f, 3.0f, 2.0f, 3.0f, -0.0f, 0.0f};
     struct sampler_row row = {.logits = logits, .count = 6, .position = 9};
-    uint32_t id = 7;
+    struct sampler_expected expected = {7, 0.0};
     assert_int_equal(pick(greedy, logits, 6, 9), 1);
-    assert_int_equal(sampler_greedy(&row, &id, NULL), KV_OK);
-    assert_int_equal(id, 1);
+    assert_int_equal(sampler_expect(&row, 0, &expected, NULL), KV_OK);
+    assert_int_equal(expected.best, 1);
     assert_int_equal(pick(greedy, logits + 4, 2, 0), 0);
 }
 
@@ -167,16 +167,15 @@ static void log_probs_agree(float scale) {
     for (int i = 0; i < VOCAB; i++)
         logits[i] *= scale;
     struct sampler_row row = {.logits = logits, .count = VOCAB, .position = 0};
+    uint32_t best = pick(greedy, logits, VOCAB, 0);
     double sum = 0.0, total = 0.0;
     for (int i = 0; i < VOCAB; i++)
         sum += exp((double)logits[i]);
     for (uint32_t i = 0; i < VOCAB; i++) {
         double value = 1.0;
         struct sampler_expected both;
-        uint32_t best;
         assert_int_equal(sampler_log_prob(&row, i, &value, NULL), KV_OK);
         assert_int_equal(sampler_expect(&row, i, &both, NULL), KV_OK);
-        assert_int_equal(sampler_greedy(&row, &best, NULL), KV_OK);
         assert_true(both.best == best && both.log_prob == value);
         assert_true(fabs(value - ((double)logits[i] - log(sum))) < 1e-12 * (double)scale);
         total += exp(value);
@@ -201,18 +200,11 @@ static void the_best_are_sorted(void **state) {
     const uint32_t wanted[] = {1, 2, 4, 0, 3};
     struct sampler_row row = {.logits = logits, .count = 5, .position = 0};
     struct sampler_candidate top[5];
-    float margin = -1.0f;
     for (uint32_t k = 1; k <= 5; k++) {
         assert_int_equal(sampler_top(&row, k, top, NULL), KV_OK);
         for (uint32_t i = 0; i < k; i++)
             assert_true(top[i].id == wanted[i] && top[i].logit == logits[wanted[i]]);
     }
-    assert_int_equal(sampler_margin(&row, &margin, NULL), KV_OK);
-    assert_true(margin == 0.0f);
-    row.logits = logits + 2;
-    row.count = 3;
-    assert_int_equal(sampler_margin(&row, &margin, NULL), KV_OK);
-    assert_true(margin == 0.5f);
 }
 
 /* Also the order of the device's helper, whose specification is ops_top_select. */
@@ -279,15 +271,14 @@ static void bad_logits_name_the_position(void **state) {
         struct sampler_row row = {.logits = logits, .count = 3, .position = 4711};
         struct kv_diag diag = {0};
         uint32_t id = 9;
-        float margin = 9.0f;
         double log_prob = 9.0;
+        struct sampler_expected expected = {9, 9.0};
         assert_int_equal(sampler_pick(&greedy, &row, scratch, &id, &diag), KV_ERR_DEVICE);
         assert_non_null(strstr(diag.text, "token 2 at position 4711"));
-        assert_int_equal(sampler_greedy(&row, &id, &diag), KV_ERR_DEVICE);
+        assert_int_equal(sampler_expect(&row, 0, &expected, &diag), KV_ERR_DEVICE);
         assert_int_equal(sampler_top(&row, 1, scratch, &diag), KV_ERR_DEVICE);
-        assert_int_equal(sampler_margin(&row, &margin, &diag), KV_ERR_DEVICE);
         assert_int_equal(sampler_log_prob(&row, 0, &log_prob, &diag), KV_ERR_DEVICE);
-        assert_true(id == 9 && margin == 9.0f && log_prob == 9.0);
+        assert_true(id == 9 && expected.best == 9 && log_prob == 9.0);
     }
 }
 

@@ -10,6 +10,7 @@
 
 #include "tests/support_serve.h"
 #include "tests/testing.h"
+#include "tools/serve_inner.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +33,7 @@ static void talk(struct serving *serving, const char *session, uint8_t owner) {
 }
 
 static void to_sleep(struct serving *serving, const char *name) {
-    struct service *service = serve_service(serving->serve);
+    struct service *service = serving->serve->service;
     struct receipt receipt;
     service_enter(service);
     struct session *session = session_find(service_engine(service), name);

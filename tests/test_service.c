@@ -13,6 +13,7 @@
 #include "tests/support_tiny_model.h"
 #include "tests/testing.h"
 #include "tools/cmd_host.h"
+#include "tools/service_inner.h"
 #include "tools/turn.h"
 
 #include <pthread.h>
@@ -466,8 +467,7 @@ static void too_few_slots_are_enough_for_the_floor(void **state) {
     struct session_info info;
     struct receipt receipt;
     sleep_long(fixture, "a");
-    assert_int_equal(restore_plan(service_source(fixture->service), "a", 0, &plan, &fixture->diag),
-                     KV_OK);
+    assert_int_equal(restore_plan(&fixture->service->source, "a", 0, &plan, &fixture->diag), KV_OK);
     /* Another session, which may not sleep, takes so much that the floor just fits. */
     open_with_slots(fixture, 72 + plan.floor_slots);
     struct session *other = session_of(fixture, "b", 1, SERVICE_NEW);

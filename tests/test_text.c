@@ -120,11 +120,9 @@ static void documents_are_cut_and_differ(void **state) {
     if (err == KV_ERR_NOT_FOUND)
         testing_skip("no licence texts on this machine");
     assert_int_equal(err, KV_OK);
-    assert_true(licences_bytes(licences) > 100000);
     for (uint32_t i = 0; i < 3; i++) {
         /* The third is longer than its slice, so it takes all paragraphs in its own order. */
-        struct licences_document document = {i, 3, i == 2 ? licences_bytes(licences) : 9000,
-                                             "The fact.", 0.5};
+        struct licences_document document = {i, 3, i == 2 ? 200000 : 9000, "The fact.", 0.5};
         assert_int_equal(licences_document(licences, &document, &texts[i], NULL), KV_OK);
         const char *fact = strstr(texts[i], "The fact.");
         assert_non_null(fact);

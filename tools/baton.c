@@ -84,12 +84,3 @@ int baton_is_mine(struct baton *baton) {
     pthread_mutex_unlock(&baton->lock);
     return mine;
 }
-
-int baton_waiting(struct baton *baton) {
-    int count = 0;
-    pthread_mutex_lock(&baton->lock);
-    for (const struct baton_waiter *waiter = baton->first; waiter != NULL; waiter = waiter->next)
-        count++;
-    pthread_mutex_unlock(&baton->lock);
-    return count;
-}

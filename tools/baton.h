@@ -25,6 +25,5 @@ void baton_take(struct baton *baton);
 void baton_give(struct baton *baton);
 /* 1 when the calling thread is the holder. */
 int baton_is_mine(struct baton *baton);
-int baton_waiting(struct baton *baton); /* how many stand in line */
 
 #endif

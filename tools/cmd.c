@@ -258,8 +258,9 @@ enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry
     return err;
 }
 
-/* Whoever gives a GPU's memory away means it for sessions, unless slots are counted too. */
-uint64_t cmd_slots_bytes(const struct config *config) {
+/* Memory for slots; UINT64_MAX: what a GPU has left. Whoever gives a GPU's memory away means it for
+ * sessions, unless slots are counted too. */
+static uint64_t slots_bytes(const struct config *config) {
     return config_stated(config, "device-memory") && !config_stated(config, "slots-memory") &&
                    config->device.kind == ENGINE_DEVICE_CUDA
                ? UINT64_MAX
@@ -312,7 +313,7 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.simd = config->simd;
     settings.threads = config->threads;
     settings.sessions_max = config->sessions_max;
-    settings.slot_budget_bytes = cmd_slots_bytes(config);
+    settings.slot_budget_bytes = slots_bytes(config);
     settings.reserve_slots = config->reserve_slots;
     settings.policy = config->policy;
     settings.sampler = config->sampler;

@@ -124,8 +124,6 @@ enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry
                      struct kv_diag *diag);
 /* What is said of a stored session in JSON; owned by the caller. */
 struct cJSON *cmd_entry_json(const struct snapshot_entry *entry);
-/* Memory for slots; UINT64_MAX: what a GPU has left. */
-uint64_t cmd_slots_bytes(const struct config *config);
 struct receipt_keep;
 /* COLDPLANE_HOME/receipts; `dir` is the memory behind it. */
 struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]);

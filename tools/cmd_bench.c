@@ -52,7 +52,8 @@ void cmd_bench_host(struct cmd *cmd) {
     }
 }
 
-void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns) {
+/* `name`: bytes and time as JSON member or as a line of text. */
+static void add_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns) {
     char size[TEXT_SHORT_BYTES], time[TEXT_SHORT_BYTES];
     double rate = ns == 0 ? 0 : (double)bytes * 1e3 / (double)ns;
     if (cmd->result != NULL) {
@@ -89,11 +90,11 @@ static void tell_store(struct cmd *cmd, const struct store_bench_result *result)
         printf("in flight at most       %" PRIu64 " writes, %" PRIu64 " reads\n", most,
                result->read.in_flight_max);
     }
-    cmd_bench_rate(cmd, "write_commit", result->write.bytes, result->write.ns);
-    cmd_bench_rate(cmd, "plain_write", result->plain_write.bytes, result->plain_write.ns);
-    cmd_bench_rate(cmd, "read", result->read.bytes, result->read.ns);
-    cmd_bench_rate(cmd, "read_and_digest", result->read_check.bytes, result->read_check.ns);
-    cmd_bench_rate(cmd, "plain_read", result->plain_read.bytes, result->plain_read.ns);
+    add_rate(cmd, "write_commit", result->write.bytes, result->write.ns);
+    add_rate(cmd, "plain_write", result->plain_write.bytes, result->plain_write.ns);
+    add_rate(cmd, "read", result->read.bytes, result->read.ns);
+    add_rate(cmd, "read_and_digest", result->read_check.bytes, result->read_check.ns);
+    add_rate(cmd, "plain_read", result->plain_read.bytes, result->plain_read.ns);
 }
 
 static void tell_ratio(struct cmd *cmd, const char *name, const char *text,

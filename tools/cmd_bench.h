@@ -16,8 +16,6 @@ enum { CMD_BENCH_RUNS = 11, CMD_BENCH_PEER_F16_BYTES = 23056, CMD_BENCH_PEER_Q4_
 
 /* CPU, cores and threads: as JSON member "host" or as a line of text. */
 void cmd_bench_host(struct cmd *cmd);
-/* `name`: bytes and time as JSON member or as a line of text. */
-void cmd_bench_rate(struct cmd *cmd, const char *name, uint64_t bytes, uint64_t ns);
 
 /* Threads that compute for it: the daemon's own where it runs this. */
 uint32_t cmd_bench_threads(const struct cmd *cmd);

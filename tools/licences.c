@@ -121,10 +121,6 @@ void licences_drop(struct licences *licences) {
     kv_alloc_release(licences->alloc, licences);
 }
 
-uint64_t licences_bytes(const struct licences *licences) {
-    return licences->bytes;
-}
-
 /* The place of a document's first paragraph, and how many places each step goes on. A slice begins
  * with the first paragraph at or after its byte offset and goes on by one; a document with an order
  * of its own takes a stride that is coprime to the count. */

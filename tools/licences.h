@@ -21,7 +21,6 @@ struct licences;
 enum kv_err licences_load(const struct kv_alloc *alloc, struct licences **licences_out,
                           struct kv_diag *diag);
 void licences_drop(struct licences *licences);
-uint64_t licences_bytes(const struct licences *licences);
 
 /* Document `index` of `count`: consecutive paragraphs from its own slice while the slices are long
  * enough for `bytes`, else all paragraphs in an order of its own, repeated to length. `insert`

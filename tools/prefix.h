@@ -73,7 +73,7 @@ int prefix_is_there(const struct prefix *prefix, const struct prefix_place *plac
 enum kv_err prefix_note(struct prefix *prefix, const char *name, struct kv_diag *diag);
 /* After a command that may have changed any session. */
 enum kv_err prefix_refresh(struct prefix *prefix, struct kv_diag *diag);
-/* For tests and /metrics. */
+/* For tests. */
 struct snap_prefix;
 struct snap_prefix *prefix_table(struct prefix *prefix);
 

@@ -78,10 +78,6 @@ void serve_close(struct serve *serve) {
     kv_alloc_release(&alloc, serve);
 }
 
-struct service *serve_service(struct serve *serve) {
-    return serve->service;
-}
-
 enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag) {
     return prefix_refresh(serve->prefix, diag);
 }

@@ -34,7 +34,6 @@ enum kv_err serve_open(struct service *service, const struct serve_settings *set
                        struct serve **serve_out, struct kv_diag *diag);
 /* No call is running. NULL is allowed. */
 void serve_close(struct serve *serve);
-struct service *serve_service(struct serve *serve);
 /* As the scheduler thread, after a command that may have made, renamed or moved stored sessions by
  * other ways than serve_turn: so that requests find them by their text. NOMEM, IO. */
 enum kv_err serve_refresh(struct serve *serve, struct kv_diag *diag);

@@ -426,10 +426,6 @@ struct snapshot *service_snapshot(struct service *service) {
     return service->snapshot;
 }
 
-const struct restore_source *service_source(struct service *service) {
-    return &service->source;
-}
-
 const struct kv_alloc *service_alloc(struct service *service) {
     return &service->alloc;
 }

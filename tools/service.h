@@ -146,7 +146,6 @@ void service_hear(struct service *service, struct hearing_ear *ear, uint64_t wai
 struct engine *service_engine(struct service *service);
 struct store *service_store(struct service *service);
 struct snapshot *service_snapshot(struct service *service); /* NULL when read-only */
-const struct restore_source *service_source(struct service *service);
 const struct kv_alloc *service_alloc(struct service *service);
 const struct kv_clock *service_clock(struct service *service);
 /* Another one for receipts from now on. */

@@ -456,12 +456,3 @@ enum kv_err turn_feed_document(struct service *service, struct session *session,
     turn_result_release(service, &result);
     return err;
 }
-
-enum kv_err turn_count_tokens(struct service *service, const char *text, size_t text_bytes,
-                              uint64_t *tokens_out, struct kv_diag *diag) {
-    struct tokenizer_ids ids = {NULL, 0, 0, 0};
-    enum kv_err err = tokenizer_encode(engine_tokenizer(service_engine(service)), text, text_bytes,
-                                       0, &ids, diag);
-    *tokens_out = ids.count;
-    return err == KV_ERR_LIMIT ? KV_OK : err;
-}

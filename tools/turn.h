@@ -109,8 +109,4 @@ struct turn_last {
 enum kv_err turn_last(struct service *service, struct session *session, struct turn_last *last_out,
                       struct kv_diag *diag);
 
-/* Token ids of plain text, control tokens off; the count is also given when it does not fit. */
-enum kv_err turn_count_tokens(struct service *service, const char *text, size_t text_bytes,
-                              uint64_t *tokens_out, struct kv_diag *diag);
-
 #endif

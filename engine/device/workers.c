@@ -159,10 +159,6 @@ void workers_drop(struct workers *pool) {
     kv_alloc_release(pool->alloc, pool);
 }
 
-uint32_t workers_threads(const struct workers *pool) {
-    return pool->threads;
-}
-
 void workers_run(struct workers *pool, uint32_t items, uint32_t grain, workers_call call,
                  void *context) {
     uint32_t part_items = items / (pool->threads * 8);

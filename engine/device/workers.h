@@ -29,7 +29,6 @@ typedef void (*workers_call)(void *context, uint32_t first, uint32_t end, uint32
 enum kv_err workers_make(const struct kv_alloc *alloc, uint32_t threads,
                          struct workers **workers_out, struct kv_diag *diag);
 void workers_drop(struct workers *workers); /* NULL is allowed */
-uint32_t workers_threads(const struct workers *workers);
 
 /* Parts have `grain` items or more. Returns when all are done, with their writes visible. */
 void workers_run(struct workers *workers, uint32_t items, uint32_t grain, workers_call call,

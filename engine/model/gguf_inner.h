@@ -51,8 +51,6 @@ int gguf_names_make(struct gguf_names *names, const struct kv_alloc *alloc, uint
 void gguf_names_release(struct gguf_names *names, const struct kv_alloc *alloc);
 /* 0 when the name is there already. */
 int gguf_names_add(struct gguf_names *names, struct gguf_text name, uint32_t index);
-/* The index, or -1. */
-int64_t gguf_names_find(const struct gguf_names *names, struct gguf_text name);
 
 /* How many bytes of a name an error line shows. */
 int gguf_shown(struct gguf_text text);

@@ -44,7 +44,8 @@ int gguf_names_add(struct gguf_names *names, struct gguf_text name, uint32_t ind
     return 1;
 }
 
-int64_t gguf_names_find(const struct gguf_names *names, struct gguf_text name) {
+/* The index, or -1. */
+static int64_t find_name(const struct gguf_names *names, struct gguf_text name) {
     return (int64_t)slot_of(names, name)->index_plus_one - 1;
 }
 
@@ -58,8 +59,8 @@ int gguf_text_equal(struct gguf_text text, const char *literal) {
 }
 
 static const struct gguf_key *find_key(const struct gguf *gguf, const char *key) {
-    int64_t index = gguf_names_find(&gguf->key_names,
-                                    (struct gguf_text){.bytes = key, .size_bytes = strlen(key)});
+    int64_t index =
+        find_name(&gguf->key_names, (struct gguf_text){.bytes = key, .size_bytes = strlen(key)});
     return index < 0 ? NULL : &gguf->keys[index];
 }
 
@@ -203,7 +204,7 @@ const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint32_t index
 
 const struct gguf_tensor *gguf_tensor(const struct gguf *gguf, const char *name) {
     struct gguf_text text = {.bytes = name, .size_bytes = strlen(name)};
-    int64_t index = gguf_names_find(&gguf->tensor_names, text);
+    int64_t index = find_name(&gguf->tensor_names, text);
     return index < 0 ? NULL : &gguf->tensors[index];
 }
 

@@ -203,13 +203,6 @@ static uint32_t best_of(const struct sampler_row *row) {
     return at;
 }
 
-enum kv_err sampler_greedy(const struct sampler_row *row, uint32_t *id_out, struct kv_diag *diag) {
-    enum kv_err err = check_row(row, diag);
-    if (err == KV_OK)
-        *id_out = best_of(row);
-    return err;
-}
-
 enum kv_err sampler_pick(const struct sampler_settings *settings, const struct sampler_row *row,
                          struct sampler_candidate *scratch, uint32_t *id_out,
                          struct kv_diag *diag) {
@@ -301,14 +294,6 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
         top_out[at] = candidate;
     }
     return KV_OK;
-}
-
-enum kv_err sampler_margin(const struct sampler_row *row, float *margin_out, struct kv_diag *diag) {
-    struct sampler_candidate top[2];
-    enum kv_err err = sampler_top(row, 2, top, diag);
-    if (err == KV_OK)
-        *margin_out = top[0].logit - top[1].logit;
-    return err;
 }
 
 enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,

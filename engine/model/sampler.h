@@ -71,14 +71,8 @@ enum kv_err sampler_pick_best(const struct sampler_settings *settings,
 enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
                         struct sampler_candidate *top_out, struct kv_diag *diag);
 
-/* Index of the largest logit (lower id on ties). KV_ERR_DEVICE, KV_ERR_INVALID as above. */
-enum kv_err sampler_greedy(const struct sampler_row *row, uint32_t *id_out, struct kv_diag *diag);
-
-/* Largest minus second largest; needs two logits. KV_ERR_DEVICE, KV_ERR_INVALID as above. */
-enum kv_err sampler_margin(const struct sampler_row *row, float *margin_out, struct kv_diag *diag);
-
-/* Both in as few looks at the row as they take: the greedy choice, and the log of the softmax at
- * `id`. Errors as of sampler_log_prob. */
+/* Both in as few looks at the row as they take: the greedy choice (lower id on ties), and the log
+ * of the softmax at `id`. Errors as of sampler_log_prob. */
 struct sampler_expected {
     uint32_t best;
     double log_prob;

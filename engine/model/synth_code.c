@@ -59,10 +59,6 @@ uint64_t synth_key_word(const struct synth *synth, uint32_t number) {
     return code_word(synth, STREAM_KEY, number);
 }
 
-uint64_t synth_answer_word(const struct synth *synth, uint32_t number) {
-    return code_word(synth, STREAM_ANSWER, number);
-}
-
 void synth_spread(uint64_t word, float u[SYNTH_CODE]) {
     for (uint32_t i = 0; i < SYNTH_CODE; i++)
         u[i] = synth_sign(word, i) / 8;
@@ -83,7 +79,7 @@ float synth_answer_size(int graded, uint32_t d) {
 
 void synth_value(const struct synth *synth, const struct synth_token *token, float y[SYNTH_DIM]) {
     uint64_t pointer = synth_key_word(synth, token->pointer);
-    uint64_t answer = synth_answer_word(synth, token->answer);
+    uint64_t answer = code_word(synth, STREAM_ANSWER, token->answer);
 
     memset(y, 0, SYNTH_DIM * sizeof *y);
     if (token->bos)

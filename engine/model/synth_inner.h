@@ -76,9 +76,8 @@ struct synth_token synth_token_of(const struct synth *synth, uint32_t id);
 size_t synth_text(const struct synth *synth, uint32_t id, char text[SYNTH_TEXT_BYTES],
                   uint32_t *kind_out);
 
-/* Code words as bits: 1 is -1. */
+/* The code word of a key as bits: 1 is -1. */
 uint64_t synth_key_word(const struct synth *synth, uint32_t number);
-uint64_t synth_answer_word(const struct synth *synth, uint32_t number);
 /* u[64] = H64 s / 8. */
 void synth_spread(uint64_t word, float u[SYNTH_CODE]);
 /* y[128] of a token's value: pointer, then answer. */

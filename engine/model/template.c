@@ -91,11 +91,16 @@ static enum kv_err put_message_text(struct sink *sink, const char *text, size_t 
     return put_text(sink, text, bytes);
 }
 
+static const char *role_name(enum template_role role) {
+    static const char *const names[TEMPLATE_ROLE_COUNT] = {"system", "user", "assistant"};
+    return (unsigned)role < TEMPLATE_ROLE_COUNT ? names[role] : "unknown";
+}
+
 static enum kv_err put_opening(struct sink *sink, enum template_role role) {
     const struct template *tmpl = sink->tmpl;
     enum kv_err err = KV_OK;
     KV_TRY(put_control(sink, tmpl->open_id));
-    KV_TRY(put_literal(sink, template_role_name(role)));
+    KV_TRY(put_literal(sink, role_name(role)));
     if (tmpl->kind == TEMPLATE_LLAMA3)
         KV_TRY(put_control(sink, tmpl->header_end_id));
     KV_TRY(put_literal(sink, tmpl->kind == TEMPLATE_LLAMA3 ? "\n\n" : "\n"));
@@ -250,9 +255,4 @@ enum template_kind template_kind(const struct template *tmpl) {
 
 struct gguf_text template_default_system(const struct template *tmpl) {
     return (struct gguf_text){.bytes = tmpl->system, .size_bytes = tmpl->system_bytes};
-}
-
-const char *template_role_name(enum template_role role) {
-    static const char *const names[TEMPLATE_ROLE_COUNT] = {"system", "user", "assistant"};
-    return (unsigned)role < TEMPLATE_ROLE_COUNT ? names[role] : "unknown";
 }

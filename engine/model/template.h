@@ -83,7 +83,6 @@ enum template_kind template_kind(const struct template *tmpl);
 struct gguf_text template_default_system(const struct template *tmpl);
 /* The control token that closes a turn. */
 uint32_t template_end_id(const struct template *tmpl);
-const char *template_role_name(enum template_role role);
 /* Digest over kind, control ids and default texts. */
 struct kv_digest template_digest(const struct template *tmpl);
 

@@ -167,7 +167,7 @@ static void rotate(float *values, uint32_t rows, uint32_t dim) {
 const struct leaf_table leaf_table_c = {widen_planes,  widen_runs, attend,
                                         attend_planes, fold,       rotate};
 
-void leaf_decode_page(const struct kvops_decode_page *args) {
+static void decode_page(const struct kvops_decode_page *args) {
     if (layout_tier_is_control(args->block->tier)) {
         leaf_decode_control(args);
         return;
@@ -226,14 +226,13 @@ static void combine_avx2(const struct kvops_attend *args, uint32_t first, uint32
 }
 
 const struct kvops_table *kvops_host_c(void) {
-    static const struct kvops_table table = {"host-c",  seal_c,   leaf_append, leaf_decode_page,
+    static const struct kvops_table table = {"host-c",  seal_c,   leaf_append, decode_page,
                                              prefill_c, decode_c, combine_c};
     return &table;
 }
 
 const struct kvops_table *kvops_host_avx2(void) {
-    static const struct kvops_table table = {"host-avx2",      seal_avx2,    leaf_append,
-                                             leaf_decode_page, prefill_avx2, decode_avx2,
-                                             combine_avx2};
+    static const struct kvops_table table = {"host-avx2",  seal_avx2,   leaf_append, decode_page,
+                                             prefill_avx2, decode_avx2, combine_avx2};
     return &table;
 }

@@ -208,6 +208,5 @@ void leaf_widen_control(const struct leaf_table *leaf, const struct kvops_pool *
                         struct leaf_tile *tile);
 void leaf_decode_control(const struct kvops_decode_page *args);
 void leaf_append(const struct kvops_append *args, uint32_t first_item, uint32_t end_item);
-void leaf_decode_page(const struct kvops_decode_page *args);
 
 #endif

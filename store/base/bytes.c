@@ -28,11 +28,6 @@ uint8_t kv_read_u8(struct kv_reader *reader) {
     return at == NULL ? 0 : at[0];
 }
 
-uint16_t kv_read_u16(struct kv_reader *reader) {
-    const uint8_t *at = kv_read_bytes(reader, 2);
-    return at == NULL ? 0 : kv_get_u16(at);
-}
-
 uint32_t kv_read_u32(struct kv_reader *reader) {
     const uint8_t *at = kv_read_bytes(reader, 4);
     return at == NULL ? 0 : kv_get_u32(at);
@@ -68,12 +63,6 @@ void kv_write_bytes(struct kv_writer *writer, const void *bytes, size_t count) {
 
 void kv_write_u8(struct kv_writer *writer, uint8_t value) {
     kv_write_bytes(writer, &value, 1);
-}
-
-void kv_write_u16(struct kv_writer *writer, uint16_t value) {
-    uint8_t bytes[2];
-    kv_put_u16(bytes, value);
-    kv_write_bytes(writer, bytes, sizeof bytes);
 }
 
 void kv_write_u32(struct kv_writer *writer, uint32_t value) {

@@ -87,7 +87,6 @@ struct kv_writer {
 
 void kv_reader_init(struct kv_reader *reader, const void *bytes, size_t size_bytes);
 uint8_t kv_read_u8(struct kv_reader *reader);
-uint16_t kv_read_u16(struct kv_reader *reader);
 uint32_t kv_read_u32(struct kv_reader *reader);
 uint64_t kv_read_u64(struct kv_reader *reader);
 float kv_read_f32(struct kv_reader *reader);
@@ -98,7 +97,6 @@ size_t kv_reader_left(const struct kv_reader *reader);
 /* A writer with NULL bytes and capacity 0 only counts: `off` is the size needed. */
 void kv_writer_init(struct kv_writer *writer, void *bytes, size_t capacity_bytes);
 void kv_write_u8(struct kv_writer *writer, uint8_t value);
-void kv_write_u16(struct kv_writer *writer, uint16_t value);
 void kv_write_u32(struct kv_writer *writer, uint32_t value);
 void kv_write_u64(struct kv_writer *writer, uint64_t value);
 void kv_write_f32(struct kv_writer *writer, float value);
