@@ -159,6 +159,10 @@ enum kv_err transfer_load_begin(struct engine *engine, const struct image *image
 /* Streams of block `index` that are read at first, META first. */
 uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
                              struct transfer_part *parts_out);
+/* Ids of `count` tokens from `first` on, u32 little-endian, that the image did not have yet.
+ * CORRUPT (one is outside the vocabulary). */
+enum kv_err transfer_load_ids(struct transfer_load *load, uint64_t first, const uint8_t *ids,
+                              uint32_t count, struct kv_diag *diag);
 /* Page `index` of the image (or the sinks): dense bytes, one part. */
 void transfer_load_page(struct transfer_load *load, uint32_t index, struct transfer_part *part_out);
 void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out);

@@ -6,6 +6,8 @@
  */
 #include "engine/engine_inner.h"
 
+#include "store/base/bytes.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -228,6 +230,23 @@ uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
                              struct transfer_part *parts_out) {
     assert(index < load->session->block_count);
     return transfer_block_parts(load->session->blocks[index], parts_out);
+}
+
+enum kv_err transfer_load_ids(struct transfer_load *load, uint64_t first, const uint8_t *ids,
+                              uint32_t count, struct kv_diag *diag) {
+    struct session *session = load->session;
+
+    assert(first <= session->n && count <= session->n - first);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id = kv_get_u32(ids + 4 * (size_t)i);
+#ifndef BREAK_IDS_VOCABULARY
+        if (id >= load->engine->model.vocab_count)
+            return kv_diag_set(diag, KV_ERR_CORRUPT, "token %llu is outside the vocabulary of %u",
+                               (unsigned long long)(first + i), load->engine->model.vocab_count);
+#endif
+        session->ids[first + i] = id;
+    }
+    return KV_OK;
 }
 
 static void page_part(struct transfer_load *load, const struct kvops_page *page, uint8_t *staging,

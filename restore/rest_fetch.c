@@ -30,9 +30,9 @@ static enum kv_err add(struct rest_fetch *fetch, const struct store_extent *exte
     return KV_OK;
 }
 
-/* "block 12, stream KH", some thousand times before anything is read. */
+/* "block 12, stream KH", or its token ids: some thousand times before anything is read. */
 static void put_label(char *label, uint32_t block, enum layout_stream stream) {
-    static const char before[] = "block ", between[] = ", stream ";
+    static const char before[] = "block ", between[] = ", stream ", ids[] = ", token ids";
     char digits[10];
     size_t count = 0, at = sizeof before - 1;
     memcpy(label, before, at);
@@ -41,9 +41,25 @@ static void put_label(char *label, uint32_t block, enum layout_stream stream) {
     while ((block /= 10) != 0);
     while (count != 0)
         label[at++] = digits[--count];
+    if (stream == REST_FETCH_IDS) {
+        memcpy(label + at, ids, sizeof ids);
+        return;
+    }
     memcpy(label + at, between, sizeof between - 1);
     const char *name = layout_stream_name(stream);
     memcpy(label + at + sizeof between - 1, name, strlen(name) + 1);
+}
+
+static enum kv_err add_ids(const struct rest_plan *plan, uint32_t block, struct rest_fetch *fetch,
+                           struct kv_diag *diag) {
+    uint8_t *at = fetch->ids + (size_t)block * RECORD_IDS_BYTES;
+    const struct transfer_part part = {.stream = REST_FETCH_IDS,
+                                       .piece_count = 1,
+                                       .pieces = {{at, RECORD_IDS_BYTES}},
+                                       .size = RECORD_IDS_BYTES,
+                                       .staged = 1};
+    put_label(fetch->items[fetch->count].label, block, REST_FETCH_IDS);
+    return add(fetch, &plan->blocks[block].extents[0], &part, diag);
 }
 
 static enum kv_err add_blocks(const struct rest_plan *plan, struct transfer_load *load,
@@ -51,13 +67,16 @@ static enum kv_err add_blocks(const struct rest_plan *plan, struct transfer_load
     struct transfer_part parts[LAYOUT_STREAM_COUNT];
     for (uint32_t b = 0; b < plan->image.block_count; b++) {
         uint32_t part_count = transfer_load_block(load, b, parts);
+        enum kv_err err = fetch->ids != NULL ? add_ids(plan, b, fetch, diag) : KV_OK;
+        if (err != KV_OK)
+            return err;
         for (uint32_t i = 0; i < part_count; i++) {
             const struct store_extent *extent = rest_plan_extent(&plan->blocks[b], parts[i].stream);
             char *label = fetch->items[fetch->count].label;
             put_label(label, b, parts[i].stream);
             if (extent == NULL)
                 return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is missing", label);
-            enum kv_err err = add(fetch, extent, &parts[i], diag);
+            err = add(fetch, extent, &parts[i], diag);
             if (err != KV_OK)
                 return err;
         }
@@ -86,10 +105,13 @@ static enum kv_err add_pages(const struct rest_plan *plan, struct transfer_load 
 static int make_room(const struct rest_plan *plan, struct rest_fetch *fetch) {
     size_t pages = 1 + (size_t)plan->image.page_count, blocks = plan->image.block_count;
     size_t items = pages + blocks * LAYOUT_STREAM_COUNT;
-    size_t pieces = pages * LAYOUT_PAGE_SLOTS + blocks * (LAYOUT_BLOCK_SLOTS + 1);
+    size_t pieces = pages * LAYOUT_PAGE_SLOTS + blocks * (LAYOUT_BLOCK_SLOTS + 2);
+    int wants_ids = !plan->has_ids && blocks != 0;
     fetch->items = kv_alloc_zeroed(fetch->alloc, items, sizeof *fetch->items);
     fetch->pieces = kv_alloc_zeroed(fetch->alloc, pieces, sizeof *fetch->pieces);
-    return fetch->items != NULL && fetch->pieces != NULL;
+    if (wants_ids)
+        fetch->ids = kv_alloc_zeroed(fetch->alloc, blocks, RECORD_IDS_BYTES);
+    return fetch->items != NULL && fetch->pieces != NULL && (fetch->ids != NULL || !wants_ids);
 }
 
 /* Everything on the list is wanted before the session answers, so it comes in the order in which it
@@ -121,6 +143,8 @@ void rest_fetch_release(struct rest_fetch *fetch) {
         return;
     kv_alloc_release(fetch->alloc, fetch->items);
     kv_alloc_release(fetch->alloc, fetch->pieces);
+    kv_alloc_release(fetch->alloc, fetch->ids);
+    fetch->ids = NULL;
     fetch->items = NULL;
     fetch->pieces = NULL;
 }

@@ -18,10 +18,12 @@
 #include <sys/uio.h>
 
 enum { REST_FETCH_LABEL_BYTES = 48 };
+/* The stream of token ids, which go into no slot. */
+#define REST_FETCH_IDS LAYOUT_STREAM_COUNT
 
 struct rest_fetch_item {
     const struct store_extent *extent; /* in the plan */
-    enum layout_stream stream;
+    enum layout_stream stream;         /* or REST_FETCH_IDS */
     uint32_t piece_count;
     struct iovec *pieces; /* where the read lands: the place itself, or memory on the way to it */
     struct transfer_part place;
@@ -32,6 +34,7 @@ struct rest_fetch {
     const struct kv_alloc *alloc;
     struct rest_fetch_item *items;
     struct iovec *pieces;
+    uint8_t *ids; /* of all blocks, as they are stored; NULL: the plan's image has them */
     size_t count, piece_count;
     uint64_t raw_bytes;
 };

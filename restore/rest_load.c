@@ -261,6 +261,8 @@ void rest_load_stats(struct receipt *receipt, const struct store_read_stats *sta
 }
 
 void rest_load_count(struct receipt *receipt, const struct rest_fetch_item *item) {
+    if (item->stream == REST_FETCH_IDS)
+        return;
     receipt->raw_bytes[item->stream] += item->extent->raw_bytes;
     receipt->stored_bytes[item->stream] += item->extent->stored_bytes;
     receipt->pages += item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
@@ -447,7 +449,21 @@ static void end_loading(struct loading *loading, int in_doubt) {
     kv_alloc_release(source->alloc, loading->reads);
     kv_alloc_release(source->alloc, loading->of_read);
     kv_alloc_release(source->alloc, loading->queue);
+    if (in_doubt) /* a read that may still come must not find its memory in other hands */
+        loading->fetch.ids = NULL;
     rest_fetch_release(&loading->fetch);
+}
+
+/* What came with the planes is the session's text. */
+static enum kv_err give_ids(const struct loading *loading, struct kv_diag *diag) {
+    const struct rest_load_args *args = loading->args;
+    uint32_t count = args->plan->image.block_count * LAYOUT_BLOCK_TOKENS;
+#ifdef BREAK_IDS_LATE
+    return KV_OK;
+#endif
+    return loading->fetch.ids == NULL
+               ? KV_OK
+               : transfer_load_ids(args->load, LAYOUT_SINK_TOKENS, loading->fetch.ids, count, diag);
 }
 
 /* Nobody can see the shadow, so others may step while it is listed and fills. */
@@ -464,6 +480,8 @@ enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
     if (err == KV_OK && loading.checked != loading.fetch.count)
         err = kv_diag_set(diag, KV_ERR_IO, "%u of %zu extents were digested", loading.checked,
                           loading.fetch.count);
+    if (err == KV_OK)
+        err = give_ids(&loading, diag);
     end_loading(&loading, *in_doubt_out);
     engine_back(args->source->engine);
     return err;

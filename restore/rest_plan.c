@@ -401,10 +401,8 @@ done:
     return err;
 }
 
-enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+enum kv_err rest_plan_places(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
     enum kv_err err = read_blocks(store, plan, diag);
-    if (err == KV_OK)
-        err = read_ids(store, plan, diag);
     if (err == KV_OK)
         err = read_page(store, plan, &plan->image.sinks, &plan->sinks, diag);
     for (uint32_t i = 0; err == KV_OK && i < plan->image.page_count; i++)
@@ -412,6 +410,19 @@ enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struc
     if (err != KV_OK)
         kv_diag_prefix(diag, "session %s", plan->image.name);
     return err;
+}
+
+enum kv_err rest_plan_ids(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+    enum kv_err err = read_ids(store, plan, diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "session %s", plan->image.name);
+    plan->has_ids = err == KV_OK;
+    return err;
+}
+
+enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag) {
+    enum kv_err err = rest_plan_places(store, plan, diag);
+    return err == KV_OK ? rest_plan_ids(store, plan, diag) : err;
 }
 
 /* --- public */
@@ -428,7 +439,7 @@ enum kv_err restore_plan(const struct restore_source *source, const char *name, 
     enum kv_err err = KV_OK;
     store_hold(source->store); /* what is looked up is read where it was found */
     KV_TRY(rest_plan_image(source->store, source->alloc, name, snapshot, &plan, diag));
-    KV_TRY(rest_plan_records(source->store, &plan, diag));
+    KV_TRY(rest_plan_places(source->store, &plan, diag));
     out.snapshot = plan.snapshot;
     out.n = plan.image.n;
     out.n_kv = plan.image.n_kv;

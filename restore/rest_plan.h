@@ -33,6 +33,7 @@ struct rest_plan {
     struct rest_plan_block *blocks; /* [image.block_count] */
     struct store_extent image_extent, sinks, pages[IMAGE_PAGES_MAX];
     uint64_t image_stored_bytes;
+    int has_ids; /* the image has the blocks' token ids, too */
     /* Of the image; read_bytes and ram_bytes with the blocks' token ids. */
     struct store_read_stats read;
     uint32_t digests_checked;
@@ -45,7 +46,11 @@ enum kv_err rest_plan_image(struct store *store, const struct kv_alloc *alloc, c
 /* The same of the older snapshot that the record of `newer` names as its parent. */
 enum kv_err rest_plan_older(struct store *store, const struct rest_plan *newer,
                             struct rest_plan *plan_out, struct kv_diag *diag);
-/* Adds blocks and pages to a plan that has its image, and the blocks' token ids to the image. */
+/* Adds blocks and pages to a plan that has its image: nothing but the index is asked. */
+enum kv_err rest_plan_places(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
+/* And the blocks' token ids to the image, which are many small reads (rest_load.h does without). */
+enum kv_err rest_plan_ids(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
+/* Both. */
 enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
 void rest_plan_release(struct rest_plan *plan);
 

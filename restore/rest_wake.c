@@ -75,10 +75,13 @@ static enum kv_err plan_image(struct wake *wake, const char *name, struct kv_dia
     return err;
 }
 
-/* A record for every block. */
+/* A record for every block. Token ids come at once where they are in memory, as the image was, and
+ * with everything else from a disk. */
 static enum kv_err plan_records(struct wake *wake, struct kv_diag *diag) {
     engine_away(wake->source->engine);
-    enum kv_err err = rest_plan_records(wake->source->store, &wake->plan, diag);
+    enum kv_err err = rest_plan_places(wake->source->store, &wake->plan, diag);
+    if (err == KV_OK && wake->plan.read.ram_bytes != 0)
+        err = rest_plan_ids(wake->source->store, &wake->plan, diag);
     engine_back(wake->source->engine);
     return err;
 }

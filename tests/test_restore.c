@@ -310,6 +310,7 @@ static void damage_anywhere_is_found(void **state) {
                 session_drop(session);
             } else {
                 assert_int_equal(err, KV_ERR_CORRUPT);
+                assert_true(extent->kind != RECORD_KIND_IDS || strstr(diag.text, "token ids"));
             }
             bytes[at] ^= bit;
             life_disk(f.rig.dir, extent, bytes, 1);
@@ -318,6 +319,26 @@ static void damage_anywhere_is_found(void **state) {
         store_record_release(f.rig.life.store, &record);
     }
     life_wake(&f.rig.life, "chat", NULL);
+    close_fixture(&f);
+}
+
+/* They are read beside the planes and lie in no slot. BREAK_IDS_LATE leaves them where they
+ * landed. */
+static void token_ids_come_with_the_planes(void **state) {
+    (void)state;
+    struct fixture f;
+    struct image image;
+    struct receipt receipt;
+    struct session_info info;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    assert_int_equal(restore_image(f.rig.life.store, kv_alloc_system(), "chat", &image, &diag),
+                     KV_OK);
+    session_info(life_wake(&f.rig.life, "chat", &receipt), &info);
+    assert_int_equal(info.n, image.n);
+    assert_memory_equal(info.ids, image.ids, image.n * sizeof *image.ids);
+    assert_int_equal(receipt.ram_bytes, 0);
+    image_release(&image, kv_alloc_system());
     close_fixture(&f);
 }
 
@@ -626,6 +647,7 @@ TESTING_MAIN(
     cmocka_unit_test(foreign_records_are_refused),
     cmocka_unit_test(another_sessions_block_breaks_the_chain),
     cmocka_unit_test(a_flipped_byte_harms_nobody), cmocka_unit_test(damage_anywhere_is_found),
+    cmocka_unit_test(token_ids_come_with_the_planes),
     cmocka_unit_test(damage_in_an_older_snapshot_is_found),
     cmocka_unit_test(another_layer_count_names_both), cmocka_unit_test(other_weights_are_refused),
     cmocka_unit_test(an_unanswered_needle_drops_the_session),

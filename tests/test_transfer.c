@@ -6,6 +6,8 @@
  */
 #include "engine/transfer.h"
 
+#include "store/base/bytes.h"
+
 #include "tests/support_engine.h"
 #include "tests/support_shelf.h"
 #include "tests/testing.h"
@@ -392,6 +394,41 @@ static void images_that_do_not_fit_are_refused(void **state) {
     support_shelf_release(&shelf);
 }
 
+/* Token ids may come behind the image, and are looked at as those of an image are.
+ * BREAK_IDS_VOCABULARY takes any number. */
+static void ids_that_come_later_are_looked_at(void **state) {
+    struct support_shelf shelf = {.hold = 0};
+    struct support_shelf_saved saved;
+    struct session *session = NULL;
+    struct session_info info;
+    struct kv_diag diag = {""};
+    uint8_t ids[3 * 4];
+
+    (void)state;
+    struct engine *engine = make_engine(&shelf, 7);
+    session = make_session(engine, "s", &tiered, 0);
+    feed_text(session, 700);
+    support_shelf_save(session, &saved);
+    session_drop(session);
+    struct transfer_load *load = support_shelf_begin(engine, &shelf, &saved, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        kv_put_u32(ids + (size_t)4 * i, 40 + i);
+    assert_int_equal(transfer_load_ids(load, 100, ids, 3, &diag), KV_OK);
+    kv_put_u32(ids + 8, 1u << 30);
+    assert_int_equal(transfer_load_ids(load, 400, ids, 3, &diag), KV_ERR_CORRUPT);
+    assert_non_null(strstr(diag.text, "token 402 is outside the vocabulary"));
+    assert_int_equal(transfer_load_publish(load, &session, &diag), KV_OK);
+    session_info(session, &info);
+    assert_int_equal(info.ids[99], saved.frozen.image.ids[99]);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(info.ids[100 + i], 40 + i);
+    assert_int_equal(info.ids[402], saved.frozen.image.ids[402]);
+    session_drop(session);
+    transfer_frozen_release(engine, &saved.frozen);
+    engine_close(engine);
+    support_shelf_release(&shelf);
+}
+
 static void needles_and_durable_state_travel(void **state) {
     struct support_shelf shelf = {.hold = 0};
     struct support_shelf_saved saved;
@@ -434,4 +471,5 @@ TESTING_MAIN(cmocka_unit_test(woken_equals_never_dropped),
              cmocka_unit_test(a_floor_load_answers_and_is_smaller),
              cmocka_unit_test(an_abandoned_load_changes_nothing),
              cmocka_unit_test(images_that_do_not_fit_are_refused),
+             cmocka_unit_test(ids_that_come_later_are_looked_at),
              cmocka_unit_test(needles_and_durable_state_travel))
