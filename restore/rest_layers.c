@@ -262,11 +262,8 @@ static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag
                : err;
 }
 
-static enum kv_err list(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
+static enum kv_err prepare(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
     const struct rest_load_args *args = &layers->args;
-    enum kv_err err = rest_fetch_list(args->plan, args->load, &layers->fetch, diag);
-    if (err != KV_OK)
-        return err;
     const struct kv_alloc *alloc = args->source->alloc;
     layers->loans = kv_alloc_zeroed(alloc, layers->fetch.count, sizeof *layers->loans);
     layers->order = kv_alloc_zeroed(alloc, layers->fetch.count, sizeof *layers->order);
@@ -278,8 +275,8 @@ static enum kv_err list(struct rest_layers *layers, int *lent_out, struct kv_dia
     return KV_OK;
 }
 
-enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
-                              struct kv_diag *diag) {
+enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_fetch *fetch,
+                              struct rest_layers **layers_out, struct kv_diag *diag) {
     const struct rest_plan *plan = args->plan;
     int lent = 0;
     *layers_out = NULL;
@@ -290,11 +287,12 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_lay
     if (layers == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to load session %s", plan->image.name);
     layers->args = *args;
+    layers->fetch = *fetch;
     pthread_mutex_init(&layers->lock, NULL);
     pthread_cond_init(&layers->moved, NULL);
     /* Nobody can see the shadow yet. */
     engine_away(args->source->engine);
-    enum kv_err err = list(layers, &lent, diag);
+    enum kv_err err = prepare(layers, &lent, diag);
     if (err == KV_OK && lent) {
         const struct store_read_stats stats = {.ram_bytes = layers->fetch.raw_bytes};
         rest_load_stats(args->receipt, &stats);
@@ -303,10 +301,13 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_lay
         args->receipt->digests_failed += err != KV_OK ? layers->failed : 0;
     }
     engine_back(args->source->engine);
-    if (err == KV_OK && lent)
+    if (err == KV_OK && lent) {
+        *fetch = (struct rest_fetch){0};
         *layers_out = layers;
-    else
-        release(layers);
+        return KV_OK;
+    }
+    layers->fetch.alloc = NULL; /* not ours to release */
+    release(layers);
     return err;
 }
 

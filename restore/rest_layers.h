@@ -20,10 +20,11 @@
 
 /* Fills what every layer of the session needs: scales, window, sinks; digests of what goes with
  * publishing are right. *layers_out NULL with KV_OK: some of it is not in memory, or has no layers
- * that could come by themselves; nothing is done. CORRUPT, DEVICE, NOMEM. */
+ * that could come by themselves; nothing is done. The list is taken with *layers_out, else it stays
+ * the caller's. CORRUPT, DEVICE, NOMEM. */
 struct rest_layers;
-enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_layers **layers_out,
-                              struct kv_diag *diag);
+enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_fetch *fetch,
+                              struct rest_layers **layers_out, struct kv_diag *diag);
 /* The load of the same arguments is published as `session`. Returns as soon as the first layers
  * have arrived, or when none will: that a device has failed is said by questions and by the end.
  * CANCELLED, NOMEM: the rest will not come, and the end is due. */

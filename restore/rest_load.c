@@ -381,9 +381,6 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
 
 static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
     const struct rest_load_args *args = loading->args;
-    enum kv_err err = rest_fetch_list(args->plan, args->load, &loading->fetch, diag);
-    if (err != KV_OK)
-        return err;
     rest_fetch_sort(&loading->fetch);
     const struct kv_alloc *alloc = args->source->alloc;
     size_t count = loading->fetch.count;
@@ -396,7 +393,7 @@ static enum kv_err prepare(struct loading *loading, struct kv_diag *diag) {
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu reads", count);
     loading->mapped = transfer_mapped(args->source->engine);
     lend(loading);
-    err = make_ring(loading, diag);
+    enum kv_err err = make_ring(loading, diag);
     if (err == KV_OK)
         list_reads(loading);
     return err;
@@ -466,10 +463,11 @@ static enum kv_err give_ids(const struct loading *loading, struct kv_diag *diag)
                : transfer_load_ids(args->load, LAYOUT_SINK_TOKENS, loading->fetch.ids, count, diag);
 }
 
-/* Nobody can see the shadow, so others may step while it is listed and fills. */
-enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
-                          struct kv_diag *diag) {
-    struct loading loading = {.args = args};
+/* Nobody can see the shadow, so others may step while it fills. */
+enum kv_err rest_load_run(const struct rest_load_args *args, struct rest_fetch *fetch,
+                          int *in_doubt_out, struct kv_diag *diag) {
+    struct loading loading = {.args = args, .fetch = *fetch};
+    *fetch = (struct rest_fetch){0};
     *in_doubt_out = 0;
     pthread_mutex_init(&loading.lock, NULL);
     pthread_cond_init(&loading.landed, NULL);

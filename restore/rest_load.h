@@ -36,9 +36,9 @@ void rest_load_stats(struct receipt *receipt, const struct store_read_stats *sta
 /* And one item that is in its place. */
 void rest_load_count(struct receipt *receipt, const struct rest_fetch_item *item);
 
-/* Fills everything that `load` reserved. Adds bytes, digests and times to the receipt. On an error
- * *in_doubt_out says whether a late read may still write into the slots: then they must stay
- * reserved. CORRUPT, IO, NOMEM, CANCELLED. */
+/* Fills everything that `load` reserved from the list, which it takes. Adds bytes, digests and
+ * times to the receipt. On an error *in_doubt_out says whether a late read may still write into the
+ * slots: then they must stay reserved. CORRUPT, IO, NOMEM, CANCELLED. */
 struct rest_load_args {
     const struct restore_source *source;
     const struct rest_plan *plan;
@@ -46,7 +46,7 @@ struct rest_load_args {
     const struct restore_options *options;
     struct receipt *receipt;
 };
-enum kv_err rest_load_run(const struct rest_load_args *args, int *in_doubt_out,
-                          struct kv_diag *diag);
+enum kv_err rest_load_run(const struct rest_load_args *args, struct rest_fetch *fetch,
+                          int *in_doubt_out, struct kv_diag *diag);
 
 #endif

@@ -120,14 +120,26 @@ done:
     return err;
 }
 
+/* Nobody can see the shadow yet: others step meanwhile. */
+static enum kv_err list(struct wake *wake, struct rest_fetch *fetch_out, struct kv_diag *diag) {
+    engine_away(wake->source->engine);
+    enum kv_err err = rest_fetch_list(&wake->plan, wake->load, fetch_out, diag);
+    engine_back(wake->source->engine);
+    return err;
+}
+
 /* All of it, or what must be there before the session is published. */
 static enum kv_err load(struct wake *wake, struct kv_diag *diag) {
     const struct rest_load_args args = {wake->source, &wake->plan, wake->load, wake->options,
                                         wake->receipt};
+    struct rest_fetch fetch;
     int in_doubt = 0;
-    enum kv_err err = rest_layers_begin(&args, &wake->layers, diag);
+    enum kv_err err = list(wake, &fetch, diag);
+    if (err == KV_OK)
+        err = rest_layers_begin(&args, &fetch, &wake->layers, diag);
     if (err == KV_OK && wake->layers == NULL)
-        err = rest_load_run(&args, &in_doubt, diag);
+        err = rest_load_run(&args, &fetch, &in_doubt, diag);
+    rest_fetch_release(&fetch);
     if (err == KV_OK)
         return KV_OK;
         /* Slots that a late read may still write stay reserved for good. */

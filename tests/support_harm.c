@@ -346,6 +346,7 @@ struct session *harm_load(struct harm *harm) {
     struct rest_plan plan = {.ram = 0};
     const struct restore_options options = {0};
     struct transfer_load *load = NULL;
+    struct rest_fetch fetch;
     struct session *session = NULL;
     struct receipt receipt = {0};
     struct kv_diag diag = {""};
@@ -359,7 +360,8 @@ struct session *harm_load(struct harm *harm) {
     tally_need(transfer_load_begin(harm->engine, &plan.image, TRANSFER_EXACT, &load, &diag), &diag,
                "begin");
     const struct rest_load_args args = {&harm->source, &plan, load, &options, &receipt};
-    tally_need(rest_load_run(&args, &in_doubt, &diag), &diag, "load");
+    tally_need(rest_fetch_list(&plan, load, &fetch, &diag), &diag, "list");
+    tally_need(rest_load_run(&args, &fetch, &in_doubt, &diag), &diag, "load");
     tally_need(transfer_load_publish(load, &session, &diag), &diag, "publish");
     tally_need(session_move(session, SESSION_IDLE), &diag, "session_move");
     store_unhold(harm->store);

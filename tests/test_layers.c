@@ -157,6 +157,7 @@ static void damage_is_named_whatever_was_answered(void **state) {
     struct rest_plan plan = {.ram = 1};
     const struct restore_options options = {0};
     struct transfer_load *load = NULL;
+    struct rest_fetch fetch;
     struct rest_layers *layers = NULL;
     struct session *session = NULL;
     struct receipt receipt = {0};
@@ -172,7 +173,8 @@ static void damage_is_named_whatever_was_answered(void **state) {
     assert_int_equal(transfer_load_begin(life->engine, &plan.image, TRANSFER_EXACT, &load, &diag),
                      KV_OK);
     const struct rest_load_args args = {&life->source, &plan, load, &options, &receipt};
-    assert_int_equal(rest_layers_begin(&args, &layers, &diag), KV_OK);
+    assert_int_equal(rest_fetch_list(&plan, load, &fetch, &diag), KV_OK);
+    assert_int_equal(rest_layers_begin(&args, &fetch, &layers, &diag), KV_OK);
     assert_non_null(layers);
     assert_int_equal(transfer_load_publish(load, &session, &diag), KV_OK);
     assert_int_equal(rest_layers_follow(layers, session, &diag), KV_OK);
