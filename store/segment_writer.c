@@ -15,8 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A batch goes on with the next segment while writes to the ones before are in flight; all of them
- * are cut and synced together. */
+/* A batch goes on with the next segment while writes to the ones before are in flight. Each is cut
+ * and synced when its last write has come back, beside writes to later ones. */
 enum { ENDED_MAX = 16 };
 struct ended {
     int file;
@@ -29,7 +29,8 @@ struct segment_writer {
     uint8_t *staging;      /* buffer_count × SEGMENT_BUFFER_BYTES */
     uint32_t buffer_count; /* no more than a segment and the next one's beginning fill */
     struct io_queue *queue;
-    uint8_t busy[SEGMENT_BUFFERS]; /* 1: in flight */
+    uint8_t busy[SEGMENT_BUFFERS];     /* 1: in flight */
+    uint32_t numbers[SEGMENT_BUFFERS]; /* of the segments that they go to */
     uint64_t sizes[SEGMENT_BUFFERS];
     int current; /* buffer being filled, -1 none */
     size_t current_bytes;
@@ -153,6 +154,7 @@ static void launch(struct segment_writer *writer) {
         return;
     }
     writer->busy[index] = 1;
+    writer->numbers[index] = writer->at.segment;
     writer->sizes[index] = request.count;
     writer->in_flight++;
     writer->counts.writes++;
@@ -235,30 +237,57 @@ static int sync_file(struct segment_writer *writer, int file) {
     return error;
 }
 
-/* Closes the ended segments, cut and durable when `keep`; none of their writes is in flight. */
-static enum kv_err close_ended(struct segment_writer *writer, int keep, struct kv_diag *diag) {
+/* Closes the first of the ended segments, cut and durable when `keep`; none of its writes is in
+ * flight. */
+static int close_first(struct segment_writer *writer, int keep) {
     const struct io_door *door = door_of(writer);
-    enum kv_err err = KV_OK;
-    for (uint32_t i = 0; i < writer->ended_count; i++) {
-        const struct ended *ended = &writer->ended[i];
-        int error = 0;
+    const struct ended ended = writer->ended[0];
+    int error = 0;
 #ifndef BREAK_ENDED_SYNC
-        if (keep && err == KV_OK) {
-            error = door->truncate(door->context, ended->file, ended->bytes);
-            if (error == 0)
-                error = sync_file(writer, ended->file);
-        }
+    if (keep) {
+        error = door->truncate(door->context, ended.file, ended.bytes);
+        if (error == 0)
+            error = sync_file(writer, ended.file);
+    }
 #endif
-        int closed = door->close(door->context, ended->file);
-        if (error == 0 && keep)
-            error = closed;
+    int closed = door->close(door->context, ended.file);
+    writer->ended_count--;
+    memmove(writer->ended, writer->ended + 1, writer->ended_count * sizeof writer->ended[0]);
+    return error == 0 && keep ? closed : error;
+}
+
+/* All of them; after one that failed the others are only closed. */
+static enum kv_err close_ended(struct segment_writer *writer, int keep, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    while (writer->ended_count > 0) {
+        uint32_t number = writer->ended[0].number;
+        int error = close_first(writer, keep && err == KV_OK);
         if (error != 0 && err == KV_OK) {
             writer->error = error;
-            err = segment_error(diag, error, "end", ended->number);
+            err = segment_error(diag, error, "end", number);
         }
     }
-    writer->ended_count = 0;
     return err;
+}
+
+static int has_writes(const struct segment_writer *writer, uint32_t number) {
+    int has = 0;
+    for (uint32_t i = 0; i < writer->buffer_count; i++)
+        has |= writer->busy[i] && writer->numbers[i] == number;
+    return has;
+}
+
+/* Called when as much as possible is in flight, for the disk to go on with meanwhile. */
+static enum kv_err close_written(struct segment_writer *writer, struct kv_diag *diag) {
+#ifdef BREAK_ENDED_BESIDE
+    return KV_OK;
+#endif
+    if (writer->ended_count == 0 || writer->error != 0 ||
+        has_writes(writer, writer->ended[0].number))
+        return KV_OK;
+    uint32_t number = writer->ended[0].number;
+    writer->error = close_first(writer, 1);
+    return segment_error(diag, writer->error, "end", number);
 }
 
 /* Ends the open segment for good and goes to the start of the next. */
@@ -390,8 +419,12 @@ enum kv_err segment_fill(struct segment_writer *writer, const void *bytes, size_
         writer->at.off += take;
         writer->uncommitted_bytes += take;
         count -= take;
-        if (writer->current_bytes == SEGMENT_BUFFER_BYTES)
+        if (writer->current_bytes == SEGMENT_BUFFER_BYTES) {
             launch(writer);
+            enum kv_err err = close_written(writer, diag);
+            if (err != KV_OK)
+                return err;
+        }
     }
     return check(writer, diag);
 }

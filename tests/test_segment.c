@@ -3,7 +3,8 @@
  * Responsible for: placing, packing, crossing segment ends, rollback, faults of single calls, and
  * that the direct flag is what the file says.
  * Not responsible for: batches (test_store_batch.c).
- * Broken twins: BREAK_DIRECT_FLAG.
+ * Broken twins: BREAK_DIRECT_FLAG; BREAK_ENDED_BESIDE syncs segments when the batch ends and not
+ * before.
  */
 #include "store/segment.h"
 
@@ -120,6 +121,47 @@ static void appends_and_crosses_segments(void **state) {
         assert_true(counts.writes >= 11 && counts.writes <= 24); /* packed into 1 MiB writes */
         drop_rig(&rig);
     }
+}
+
+/* A segment whose writes are back is durable before the batch ends, and cut; what is in flight to
+ * the open one stays in flight. BREAK_ENDED_BESIDE */
+static void written_segments_are_synced_beside_later_writes(void **state) {
+    (void)state;
+    struct rig rig = make_rig(io_best_door());
+    struct fmt_place at;
+    for (int i = 0; i < 30; i++)
+        assert_int_equal(append(&rig, MIB - PAGE, (uint8_t)(i + 1), &at), KV_OK);
+    assert_true(at.segment >= 6);
+    struct segment_counts counts = segment_take_counts(rig.writer);
+    printf("%u segments, %u synced so far\n", at.segment, (unsigned)counts.syncs);
+    assert_true(counts.syncs >= 1 && counts.syncs < at.segment);
+    assert_int_equal(file_bytes(&rig, 1), 4 * (MIB - PAGE));
+    assert_int_equal(segment_sync(rig.writer, NULL), KV_OK);
+    assert_int_equal(counts.syncs + segment_take_counts(rig.writer).syncs, at.segment);
+    segment_commit(rig.writer);
+    expect_bytes(&rig, at, MIB - PAGE, 30);
+    drop_rig(&rig);
+}
+
+/* A failed sync of such a segment ends the batch, and the writer for good. */
+static void a_failed_sync_beside_writes_is_for_ever(void **state) {
+    (void)state;
+    struct rig rig = make_rig(io_best_door());
+    struct fmt_place at;
+    enum kv_err err = KV_OK;
+    int count = 0;
+    faulty_io_arm(rig.faulty,
+                  &(struct faulty_io_plan){
+                      .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_SYNC, .at = 1, .error = EIO});
+    for (; err == KV_OK && count < 30; count++)
+        err = append(&rig, MIB, 1, &at);
+    assert_int_equal(err, KV_ERR_IO);
+    assert_true(count > 4);
+    assert_int_equal(segment_sync(rig.writer, NULL), KV_ERR_IO);
+    assert_int_equal(segment_rollback(rig.writer, NULL), KV_ERR_IO);
+    for (uint32_t number = 2; number <= at.segment; number++)
+        assert_int_equal(file_bytes(&rig, number), -1);
+    drop_rig(&rig);
 }
 
 /* An item larger than a segment gets one of its own. */
@@ -320,6 +362,8 @@ static void links_are_refused(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(names), cmocka_unit_test(appends_and_crosses_segments),
+             cmocka_unit_test(written_segments_are_synced_beside_later_writes),
+             cmocka_unit_test(a_failed_sync_beside_writes_is_for_ever),
              cmocka_unit_test(large_item), cmocka_unit_test(rollback_leaves_nothing),
              cmocka_unit_test(drop_cuts_at_the_tail),
              cmocka_unit_test(short_tail_file_is_left_alone),
