@@ -31,7 +31,7 @@ enum receipt_stage {
     RECEIPT_DIGEST,
     RECEIPT_PUBLISH,
     RECEIPT_PROVE,
-    RECEIPT_ZIP, /* of a save; of each thread on the average, the longest block or page at least */
+    RECEIPT_ZIP, /* of a save; of each thread on the average, the longest extent at least */
     RECEIPT_WRITE,
     RECEIPT_SYNC,
     RECEIPT_STAGE_COUNT

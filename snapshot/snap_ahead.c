@@ -27,9 +27,10 @@ struct snap_ahead {
     struct helper helpers[SNAP_AHEAD_HELPERS_MAX];
     struct snap_ready slots[SLOTS_MAX];
 
-    pthread_mutex_t lock; /* guards the list, states of jobs, `taken` of slots and `stop` */
+    pthread_mutex_t lock; /* guards the list, states of jobs, what slots say of them, `stop` */
     pthread_cond_t work, rest;
     struct snap_job *first, *last; /* not begun, as queued */
+    uint64_t begun;                /* jobs, so far */
     int stop;
 };
 
@@ -52,11 +53,20 @@ static struct snap_ready *free_slot(struct snap_ahead *ahead) {
 
 /* --- helpers */
 
-static enum kv_err fit_room(struct snap_ahead *ahead, struct snap_ready *ready) {
+/* Places for all extents, and the order in which helpers begin with them: what is to be zipped in
+ * front, the largest first, so that nobody begins with much when the others have ended. */
+static enum kv_err lay_out(struct snap_ahead *ahead, struct snap_ready *ready) {
     const struct kv_alloc *alloc = ahead->snapshot->alloc;
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < ready->parts.count; i++)
-        bytes += store_pack_room(&ready->parts.parts[i]);
+    size_t rooms[RECORD_BLOCK_EXTENTS_MAX], bytes = 0;
+    for (uint32_t i = 0; i < ready->parts.count; i++) {
+        uint32_t at = i;
+        rooms[i] = store_pack_room(&ready->parts.parts[i]);
+        ready->room_at[i] = bytes;
+        bytes += rooms[i];
+        for (; at > 0 && rooms[ready->order[at - 1]] < rooms[i]; at--)
+            ready->order[at] = ready->order[at - 1];
+        ready->order[at] = (uint8_t)i;
+    }
     if (bytes <= ready->room_bytes)
         return KV_OK;
     kv_alloc_release(alloc, ready->room);
@@ -65,29 +75,89 @@ static enum kv_err fit_room(struct snap_ahead *ahead, struct snap_ready *ready) 
     return ready->room != NULL ? KV_OK : KV_ERR_NOMEM;
 }
 
-static void make_ready(struct helper *helper, const struct snap_job *job,
-                       struct snap_ready *ready) {
-    struct snapshot *snapshot = helper->ahead->snapshot;
-    size_t at = 0;
-    if (job->item->block != NULL) {
-        ready->err = snap_parts_take(snapshot, job->item, &ready->parts, NULL);
-    } else {
+/* The bytes of a job where the processor reaches them. */
+static enum kv_err fetch(struct snap_ahead *ahead, const struct snap_job *job,
+                         struct snap_ready *ready) {
+    struct snapshot *snapshot = ahead->snapshot;
+    enum kv_err err = KV_OK;
+    if (job->item->block != NULL)
+        err = snap_parts_take(snapshot, job->item, &ready->parts, NULL);
+    else
         snap_parts_page(&job->item->ticket->frozen, job->page, &ready->parts);
-        ready->err = KV_OK;
-    }
-    if (ready->err != KV_OK)
-        return;
-    uint64_t begun = kv_clock_now_ns(snapshot->clock);
-    ready->err = fit_room(helper->ahead, ready);
-    for (uint32_t i = 0; i < ready->parts.count && ready->err == KV_OK; i++) {
-        size_t used = 0;
-        ready->err = store_pack(helper->packer, &ready->parts.parts[i], ready->room + at,
-                                &ready->packed[i], &used);
-        at += used;
-    }
-    ready->zip_ns = kv_clock_now_ns(snapshot->clock) - begun;
-    if (ready->err != KV_OK)
+    if (err != KV_OK)
+        return err;
+    err = lay_out(ahead, ready);
+    if (err != KV_OK)
         snap_parts_drop(snapshot, &ready->parts);
+    return err;
+}
+
+/* The lock is held. */
+static void end_job(struct snap_ahead *ahead, struct snap_ready *ready) {
+    ready->job->state = SNAP_JOB_READY;
+    pthread_cond_broadcast(&ahead->rest);
+}
+
+/* The lock is held, and given back meanwhile. */
+static void begin_job(struct snap_ahead *ahead, struct snap_job *job, struct snap_ready *ready) {
+    unlist(ahead, job);
+    job->state = SNAP_JOB_BEGUN;
+    job->ready = ready;
+    ready->taken = 1;
+    ready->job = job;
+    ready->number = ahead->begun++;
+    ready->extents = ready->begun = ready->ended = 0;
+    ready->zip_ns = ready->zip_most_ns = 0;
+    pthread_mutex_unlock(&ahead->lock);
+    enum kv_err err = fetch(ahead, job, ready);
+    pthread_mutex_lock(&ahead->lock);
+    ready->err = err;
+    if (err != KV_OK) {
+        end_job(ahead, ready);
+        return;
+    }
+    ready->extents = ready->parts.count;
+    if (ready->extents > 1)
+        pthread_cond_broadcast(&ahead->work);
+}
+
+/* The oldest job with an extent that nobody has begun with; the lock is held. */
+static struct snap_ready *open_job(struct snap_ahead *ahead) {
+    struct snap_ready *oldest = NULL;
+    for (uint32_t i = 0; i < ahead->slot_count; i++) {
+        struct snap_ready *ready = &ahead->slots[i];
+        int open = ready->taken && ready->begun < ready->extents;
+#ifdef BREAK_AHEAD_ALONE
+        open = open && ready->begun == ready->ended;
+#endif
+        if (open && (oldest == NULL || ready->number < oldest->number))
+            oldest = ready;
+    }
+    return oldest;
+}
+
+/* The lock is held, and given back meanwhile. */
+static void zip_extent(struct helper *helper, struct snap_ready *ready) {
+    struct snap_ahead *ahead = helper->ahead;
+    const struct kv_clock *clock = ahead->snapshot->clock;
+    uint32_t which = ready->order[ready->begun++];
+    size_t used = 0;
+    pthread_mutex_unlock(&ahead->lock);
+    uint64_t begun = kv_clock_now_ns(clock);
+    enum kv_err err = store_pack(helper->packer, &ready->parts.parts[which],
+                                 ready->room + ready->room_at[which], &ready->packed[which], &used);
+    uint64_t zip_ns = kv_clock_now_ns(clock) - begun;
+    pthread_mutex_lock(&ahead->lock);
+    if (err != KV_OK)
+        ready->err = err;
+    ready->zip_ns += zip_ns;
+    if (zip_ns > ready->zip_most_ns)
+        ready->zip_most_ns = zip_ns;
+    if (++ready->ended < ready->extents)
+        return;
+    if (ready->err != KV_OK)
+        snap_parts_drop(ahead->snapshot, &ready->parts);
+    end_job(ahead, ready);
 }
 
 static void *helper_main(void *argument) {
@@ -95,22 +165,14 @@ static void *helper_main(void *argument) {
     struct snap_ahead *ahead = helper->ahead;
     kv_polite();
     pthread_mutex_lock(&ahead->lock);
-    for (;;) {
-        struct snap_ready *ready = NULL;
-        while (!ahead->stop && (ahead->first == NULL || (ready = free_slot(ahead)) == NULL))
+    while (!ahead->stop) {
+        struct snap_ready *ready = open_job(ahead);
+        if (ready != NULL)
+            zip_extent(helper, ready);
+        else if (ahead->first != NULL && (ready = free_slot(ahead)) != NULL)
+            begin_job(ahead, ahead->first, ready);
+        else
             pthread_cond_wait(&ahead->work, &ahead->lock);
-        if (ahead->stop)
-            break;
-        struct snap_job *job = ahead->first;
-        unlist(ahead, job);
-        job->state = SNAP_JOB_BEGUN;
-        job->ready = ready;
-        ready->taken = 1;
-        pthread_mutex_unlock(&ahead->lock);
-        make_ready(helper, job, ready);
-        pthread_mutex_lock(&ahead->lock);
-        job->state = SNAP_JOB_READY;
-        pthread_cond_broadcast(&ahead->rest);
     }
     pthread_mutex_unlock(&ahead->lock);
     return NULL;

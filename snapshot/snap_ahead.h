@@ -1,8 +1,8 @@
 /* snapshot/snap_ahead.h - blocks and pages made ready by helpers before their batch takes them.
  *
  * Responsible for: threads that copy queued blocks from the device, zip and digest them and the
- * pages of saves, in the order of the queue and never more than some at a time; handing each to
- * the spill thread.
+ * pages of saves, in the order of the queue and never more than some at a time; several threads at
+ * the extents of one block; handing each to the spill thread.
  * Not responsible for: batches and their order (snap_commit.h), which are as without helpers: so
  * is what is stored, for the put decides what is kept zipped.
  *
@@ -26,11 +26,18 @@ struct snap_ahead; /* NULL: there are no helpers */
 struct snap_ready {
     struct snap_parts parts;
     struct store_packed packed[RECORD_BLOCK_EXTENTS_MAX];
-    uint64_t zip_ns;
-    uint8_t *room; /* of what is zipped; kept from block to block */
+    uint64_t zip_ns, zip_most_ns; /* of all its extents; of the one that took longest */
+    uint8_t *room;                /* of what is zipped; kept from block to block */
     size_t room_bytes;
     int taken;
     enum kv_err err; /* it could not be made ready: whoever takes it does it again */
+
+    /* snap_ahead.c's: who may still begin with what. */
+    struct snap_job *job;
+    uint64_t number;                          /* of jobs begun so far */
+    uint8_t order[RECORD_BLOCK_EXTENTS_MAX];  /* of extents, those that take longest first */
+    size_t room_at[RECORD_BLOCK_EXTENTS_MAX]; /* where each has its room */
+    uint32_t extents, begun, ended;           /* extents is 0 until they are there */
 };
 
 /* `snapshot` has its engine, store, allocator and clock. Fewer helpers than asked for, even none,

@@ -125,11 +125,11 @@ static enum kv_err put_parts(const struct snap_gc *gc, struct snap_item *item,
 
 static void count_help(struct snap_account *account, const struct snap_ready *ready) {
     account->helped_ns += ready->zip_ns;
-    if (ready->zip_ns > account->helped_most_ns)
-        account->helped_most_ns = ready->zip_ns;
+    if (ready->zip_most_ns > account->helped_most_ns)
+        account->helped_most_ns = ready->zip_most_ns;
 }
 
-/* One page is one helper's, however many there are. */
+/* One extent is one helper's, however many there are. */
 static uint64_t zip_ns(const struct snapshot *snapshot, const struct snap_account *account) {
     uint32_t helpers = snap_ahead_helpers(snapshot->ahead);
     uint64_t share_ns = helpers ? account->helped_ns / helpers : 0;

@@ -25,7 +25,7 @@ struct snap_account {
     uint64_t record_bytes, door_bytes;
     uint64_t copy_ns, write_ns, sync_ns;
     uint64_t zip_ns;                    /* in the batches themselves */
-    uint64_t helped_ns, helped_most_ns; /* of all helpers together; the longest block or page */
+    uint64_t helped_ns, helped_most_ns; /* of all helpers together; the longest extent */
     uint32_t in_flight_most;
 };
 

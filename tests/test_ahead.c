@@ -1,10 +1,11 @@
 /* tests/test_ahead.c - blocks made ready ahead of their batch, by helpers of the background writer.
  *
  * Responsible for: what is stored is the same however many helpers there are, on both sides of the
- * wall; what fails in a helper or behind it; zip decided in the order of the puts.
+ * wall; several of them at one block; what fails in a helper or behind it; zip decided in the order
+ * of the puts.
  * Not responsible for: saves and faults without helpers (test_snapshot.c).
  * Broken twins: BREAK_AHEAD_ORDER keeps whatever was zipped ahead; BREAK_HELP_SHARED shares out one
- * helper's time among all.
+ * helper's time among all; BREAK_AHEAD_ALONE leaves a block to one helper.
  */
 #include "snapshot/snap_ahead.h"
 #include "store/codec.h"
@@ -15,10 +16,12 @@
 #include "tests/testing.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* --- the order of puts */
 
@@ -260,8 +263,73 @@ static void the_time_of_one_helper_is_not_shared_out(void **state) {
     life_rig_close(&f);
 }
 
+/* --- several helpers at one block */
+
+/* A clock at which helpers wait until two of them have looked at it at the same time. */
+struct meeting {
+    pthread_mutex_t lock;
+    pthread_cond_t come;
+    pthread_t main, spill, first;
+    int count; /* of helpers that were there */
+};
+
+/* At most 10 s; the lock is held. */
+static void await_two(struct meeting *meeting) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 10;
+    while (meeting->count < 2 &&
+           pthread_cond_timedwait(&meeting->come, &meeting->lock, &until) == 0)
+        ;
+}
+
+static uint64_t meet(void *context) {
+    struct meeting *meeting = context;
+    const pthread_t self = pthread_self();
+    if (!pthread_equal(self, meeting->main) && !pthread_equal(self, meeting->spill)) {
+        pthread_mutex_lock(&meeting->lock);
+        if (meeting->count == 0)
+            meeting->first = self;
+        if (meeting->count == 0 || (meeting->count == 1 && !pthread_equal(self, meeting->first)))
+            meeting->count++;
+        pthread_cond_broadcast(&meeting->come);
+        await_two(meeting);
+        pthread_mutex_unlock(&meeting->lock);
+    }
+    return kv_clock_now_ns(kv_clock_system());
+}
+
+/* One block alone, and more than one helper has a part in it. BREAK_AHEAD_ALONE */
+static void helpers_share_one_block(void **state) {
+    (void)state;
+    struct life_rig f;
+    struct meeting meeting = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                              .come = PTHREAD_COND_INITIALIZER,
+                              .main = pthread_self()};
+    const struct kv_clock clock = {meet, meet, &meeting};
+    struct receipt receipt;
+    open_rig(&f, HELPERS, 0);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    meeting.spill = f.life.snapshot->thread;
+    f.life.snapshot->clock = &clock;
+    snapshot_writer_take(f.life.snapshot);
+    life_say(session, 1, 320 + 256, 0, NULL);
+    pthread_mutex_lock(&meeting.lock);
+    await_two(&meeting);
+    pthread_mutex_unlock(&meeting.lock);
+    assert_int_equal(snap_ahead_held(f.life.snapshot->ahead), 1);
+    snapshot_writer_give(f.life.snapshot);
+    assert_int_equal(meeting.count, 2);
+    receipt = life_sleep(&f.life, session);
+    f.life.snapshot->clock = kv_clock_system();
+    assert_int_equal(receipt.blocks, 1);
+    assert_non_null(life_wake(&f.life, "chat", &receipt));
+    life_rig_close(&f);
+}
+
 TESTING_MAIN(cmocka_unit_test(zip_is_decided_in_the_order_of_puts),
              cmocka_unit_test(helpers_change_nothing), cmocka_unit_test(helpers_run_ahead_and_stop),
              cmocka_unit_test(a_failed_copy_is_done_again),
              cmocka_unit_test(a_failed_write_leaves_nothing_behind),
-             cmocka_unit_test(the_time_of_one_helper_is_not_shared_out))
+             cmocka_unit_test(the_time_of_one_helper_is_not_shared_out),
+             cmocka_unit_test(helpers_share_one_block))
