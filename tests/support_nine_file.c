@@ -267,16 +267,20 @@ static void add_saves(cJSON *to, struct nine_saves *saves) {
     cJSON *own = cJSON_AddObjectToObject(to, "saves");
     cJSON *full = cJSON_AddObjectToObject(own, "full");
     cJSON *steps = cJSON_AddArrayToObject(own, "incremental");
+    cJSON *pairs = cJSON_AddArrayToObject(full, "over_plain");
+    const struct nine_save_pair *median = nine_save_full(saves);
 
-    cJSON_AddNumberToObject(full, "length", (double)saves->full.tokens);
-    cJSON_AddNumberToObject(full, "bytes", (double)saves->full.door_bytes);
+    cJSON_AddNumberToObject(full, "length", (double)median->receipt.tokens);
+    cJSON_AddNumberToObject(full, "bytes", (double)median->receipt.door_bytes);
     cJSON_AddNumberToObject(full, "others", saves->others);
     cJSON_AddNumberToObject(full, "held_ms", (double)saves->held_ns * 1e-6);
     cJSON_AddNumberToObject(full, "held_most_ms", (double)saves->held_most_ns * 1e-6);
-    add_stages(full, &saves->full);
-    cJSON_AddNumberToObject(full, "plain_ms", (double)saves->plain.ns * 1e-6);
-    cJSON_AddNumberToObject(full, "plain_bytes", (double)saves->plain.bytes);
-    cJSON_AddBoolToObject(full, "plain_direct", saves->plain.direct);
+    add_stages(full, &median->receipt);
+    cJSON_AddNumberToObject(full, "plain_ms", (double)median->plain.ns * 1e-6);
+    cJSON_AddNumberToObject(full, "plain_bytes", (double)median->plain.bytes);
+    cJSON_AddBoolToObject(full, "plain_direct", median->plain.direct);
+    for (uint32_t i = 0; i < NINE_SAVE_PAIRS; i++)
+        cJSON_AddItemToArray(pairs, cJSON_CreateNumber(nine_save_over_plain(&saves->pairs[i])));
     cJSON_AddNumberToObject(full, "quiet_p50_ms", nine_gaps_ms(&saves->seen.quiet, 0.5));
     cJSON_AddNumberToObject(full, "quiet_p99_ms", nine_gaps_ms(&saves->seen.quiet, 0.99));
     cJSON_AddNumberToObject(full, "saving_p50_ms", nine_gaps_ms(&saves->seen.moving, 0.5));

@@ -379,9 +379,14 @@ static void saves_write_what_is_new(void **state) {
     must(nine_save_run(&nine, dir, &saves, &diag), &diag);
     nine_save_tell(&saves);
     assert_int_equal(saves.others, 1);
-    assert_int_equal(saves.full.blocks, layout_sealed_blocks(saves.full.tokens));
-    assert_int_equal(saves.full.tokens_reused, 0);
-    assert_true(saves.plain.bytes >= saves.full.door_bytes && saves.seen.quiet.count > 0);
+    for (uint32_t i = 0; i < NINE_SAVE_PAIRS; i++) {
+        const struct nine_save_pair *pair = &saves.pairs[i];
+        assert_int_equal(pair->receipt.blocks, layout_sealed_blocks(pair->receipt.tokens));
+        assert_int_equal(pair->receipt.tokens_reused, 0);
+        assert_true(pair->plain.bytes >= pair->receipt.door_bytes);
+        assert_true(i == 0 || nine_save_over_plain(pair - 1) <= nine_save_over_plain(pair));
+    }
+    assert_true(saves.seen.quiet.count > 0);
     assert_true(saves.seen.holds->steps[NINE_NOT_MOVING].count > 0);
     assert_true(saves.held_ns > 0 && saves.held_most_ns <= saves.held_ns);
     for (uint32_t i = 0; i < NINE_SAVE_USERS; i++)
