@@ -66,7 +66,8 @@ struct engine {
 /* Of a session whose layers come one after another (transfer_layers.c). */
 struct engine_inner_gate {
     int closed;         /* the scheduler thread's: some are not there yet, for all it knows */
-    uint64_t waited_ns; /* its too */
+    uint64_t waited_ns; /* its too … */
+    uint64_t last_ns; /* … and when a question was let through to the last layers, 0: none yet */
     pthread_mutex_t lock;
     pthread_cond_t moved;
     /* under the lock: */

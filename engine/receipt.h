@@ -47,6 +47,14 @@ struct receipt_seen {
     uint32_t coarse_blocks;
 };
 
+/* Of a wake out of memory whose proof follows its layers, since it began; all 0 otherwise. */
+struct receipt_layers {
+    uint64_t published_ns;
+    uint64_t sent_ns, first_ns, copied_ns; /* layers: the first handed over; the first there, all */
+    uint64_t proof_ns, last_ns, proven_ns; /* its begin, that of its last layers, its end */
+    uint64_t digested_ns;                  /* the last digest */
+};
+
 struct receipt {
     enum receipt_operation operation;
     enum kv_err err; /* KV_OK, or why it was refused */
@@ -94,6 +102,7 @@ struct receipt {
     /* Of wall: a restore's read, unzip, copy and digest, side by side; of those of a proof that
      * follows the layers only what it does not hide. */
     uint64_t load_ns;
+    struct receipt_layers layers;
     uint32_t unzip_threads;      /* that shared that stage */
     enum receipt_stage bound_by; /* the busiest stage */
     char door[16];               /* "io_uring" or "posix" */

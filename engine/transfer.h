@@ -186,5 +186,7 @@ void transfer_layers_arrived(struct session *session, uint32_t layers);
 void transfer_layers_failed(struct session *session, enum kv_err err);
 /* The scheduler thread: how long questions have waited since transfer_layers_expect. */
 uint64_t transfer_layers_waited_ns(const struct session *session);
+/* When the first of them was let through to the last layer, by the engine's clock; 0: none was. */
+uint64_t transfer_layers_last_ns(const struct session *session);
 
 #endif

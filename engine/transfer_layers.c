@@ -16,11 +16,15 @@ void transfer_layers_expect(struct session *session) {
     gate->err = KV_OK;
     pthread_mutex_unlock(&gate->lock);
     gate->closed = 1;
-    gate->waited_ns = 0;
+    gate->waited_ns = gate->last_ns = 0;
 }
 
 uint64_t transfer_layers_waited_ns(const struct session *session) {
     return session->gate.waited_ns;
+}
+
+uint64_t transfer_layers_last_ns(const struct session *session) {
+    return session->gate.last_ns;
 }
 
 void transfer_layers_arrived(struct session *session, uint32_t layers) {
@@ -75,7 +79,9 @@ enum kv_err engine_inner_layers_wait(struct session *session, uint32_t first, ui
         pthread_mutex_unlock(&gate->lock);
         if (away)
             engine_back(session->engine);
-        gate->waited_ns += kv_clock_now_ns(session->engine->settings.clock) - begun;
+        uint64_t now = kv_clock_now_ns(session->engine->settings.clock);
+        gate->waited_ns += now - begun;
+        gate->last_ns = layers == all ? now : 0;
 #ifdef BREAK_LAYER_GATE
         layers = all;
         err = KV_OK;

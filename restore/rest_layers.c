@@ -51,6 +51,7 @@ struct rest_layers {
     enum kv_err err;
     struct kv_diag diag;
     int cancelled;
+    struct receipt_layers at; /* by the clock; each time is of who does what it is of */
 };
 
 static uint64_t now_ns(const struct rest_layers *layers) {
@@ -133,6 +134,7 @@ static void *loader_main(void *context) {
     struct rest_layers *layers = context;
     enum kv_err err = KV_OK;
     uint32_t each = (layers->layers + GROUPS - 1) / GROUPS;
+    layers->at.sent_ns = now_ns(layers);
     for (uint32_t first = 0, end; first < layers->layers && err == KV_OK; first = end) {
         end = layers->layers - first > each ? first + each : layers->layers;
 #ifdef BREAK_LAYERS_EARLY
@@ -141,6 +143,8 @@ static void *loader_main(void *context) {
         err = bring(layers, layers->whole_count, layers->fetch.count, first, end);
         if (err != KV_OK)
             break;
+        layers->at.copied_ns = now_ns(layers);
+        layers->at.first_ns = first == 0 ? layers->at.copied_ns : layers->at.first_ns;
         transfer_layers_arrived(layers->session, end);
         pthread_mutex_lock(&layers->lock);
         layers->there = end;
@@ -203,6 +207,7 @@ static void *checker_main(void *context) {
         count = count < EACH ? count : EACH;
         check(layers, layers->order + at, count);
     }
+    layers->at.digested_ns = now_ns(layers);
     return NULL;
 }
 
@@ -364,6 +369,7 @@ static void add_to_receipt(const struct rest_layers *layers) {
     struct receipt *receipt = layers->args.receipt;
     for (size_t i = 0; i < layers->fetch.count; i++)
         rest_load_count(receipt, &layers->fetch.items[i]);
+    receipt->layers = layers->at;
     receipt->blocks = layers->args.plan->image.block_count;
     receipt->digests_checked += layers->checked;
     receipt->digests_failed += layers->failed;

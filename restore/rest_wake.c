@@ -26,6 +26,7 @@ struct wake {
     struct rest_layers *layers; /* that follow the session's publishing; or NULL */
     struct session *session;
     struct receipt *receipt;
+    uint64_t begun; /* the first attempt */
 };
 
 static void copy_text(char *to, size_t room, const char *from) {
@@ -234,29 +235,47 @@ static enum kv_err prove(struct wake *wake, struct kv_diag *diag) {
     return err;
 }
 
+/* What came of the layers is in the receipt already. */
+static void describe_layers(struct wake *wake, const struct receipt_layers *at) {
+    struct receipt_layers *layers = &wake->receipt->layers;
+    layers->published_ns = at->published_ns;
+    layers->proof_ns = at->proof_ns;
+    layers->proven_ns = at->proven_ns;
+    layers->last_ns = transfer_layers_last_ns(wake->session);
+    uint64_t *const times[] = {&layers->published_ns, &layers->sent_ns,    &layers->first_ns,
+                               &layers->copied_ns,    &layers->proof_ns,   &layers->last_ns,
+                               &layers->proven_ns,    &layers->digested_ns};
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++)
+        *times[i] -= *times[i] != 0 ? wake->begun : 0;
+}
+
 /* Publishes and proves; where layers follow, beside them. What they come to is what counts, since
  * it names what is wrong. */
 static enum kv_err publish_and_prove(struct wake *wake, struct kv_diag *diag) {
     const struct kv_clock *clock = wake->source->clock;
     uint64_t *stage_ns = wake->receipt->stage_ns;
     struct rest_layers *layers = wake->layers;
+    struct receipt_layers at = {0};
     struct kv_diag late = {""};
-    uint64_t at = kv_clock_now_ns(clock);
+    uint64_t begun = kv_clock_now_ns(clock);
     enum kv_err err = publish(wake, diag);
-    uint64_t published = kv_clock_now_ns(clock);
-    stage_ns[RECEIPT_PUBLISH] = published - at;
+    at.published_ns = kv_clock_now_ns(clock);
+    stage_ns[RECEIPT_PUBLISH] = at.published_ns - begun;
     int followed = err == KV_OK && layers != NULL;
     if (followed)
         err = rest_layers_follow(layers, wake->session, diag);
-    at = kv_clock_now_ns(clock);
+    at.proof_ns = kv_clock_now_ns(clock);
     if (err == KV_OK) {
         err = prove(wake, diag);
-        stage_ns[RECEIPT_PROVE] = kv_clock_now_ns(clock) - at;
+        at.proven_ns = kv_clock_now_ns(clock);
+        stage_ns[RECEIPT_PROVE] = at.proven_ns - at.proof_ns;
         if (followed)
             stage_ns[RECEIPT_PROVE] -= transfer_layers_waited_ns(wake->session);
     }
     wake->layers = NULL;
     enum kv_err end = rest_layers_end(layers, &late);
+    if (followed)
+        describe_layers(wake, &at);
 #ifdef BREAK_LAYERS_END
     end = KV_OK;
 #endif
@@ -302,6 +321,7 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
     for (int attempt = 0; err == KV_ERR_CORRUPT && moved && attempt < ATTEMPTS; attempt++) {
         uint64_t sequence = store_sequence(source->store);
         wake = (struct wake){.source = source, .options = options, .receipt = receipt_out};
+        wake.begun = begun;
         wake.plan.ram = ram;
         kv_diag_clear(&own);
         memset(receipt_out, 0, sizeof *receipt_out);

@@ -206,6 +206,31 @@ static void the_disk_is_read_after_damage(void **state) {
     close_fixture(&f);
 }
 
+/* Times in the order in which one follows from the other. */
+static void the_receipt_says_when(void **state) {
+    struct fixture f;
+    struct receipt receipt;
+    (void)state;
+    open_fixture(&f, 1, 0);
+    struct session *session = life_wake(&f.rig.life, "chat", &receipt);
+    const struct receipt_layers *at = &receipt.layers;
+    assert_int_equal(receipt.door_bytes, 0);
+    assert_true(at->published_ns > receipt.stage_ns[RECEIPT_PUBLISH]);
+    assert_true(at->published_ns <= at->sent_ns && at->sent_ns < at->first_ns);
+    assert_true(at->first_ns < at->copied_ns && at->copied_ns < at->digested_ns);
+    assert_true(at->first_ns <= at->proof_ns && at->proof_ns < at->last_ns);
+    assert_true(at->copied_ns <= at->last_ns && at->last_ns < at->proven_ns);
+    assert_true(at->digested_ns < receipt.wall_ns && at->proven_ns < receipt.wall_ns);
+    session_drop(session);
+    close_fixture(&f);
+    open_fixture(&f, 1, 1); /* damaged: it comes from the disk, where nothing follows */
+    session = life_wake(&f.rig.life, "chat", &receipt);
+    assert_true(receipt.door_bytes > 0);
+    assert_int_equal(receipt.layers.sent_ns + receipt.layers.proven_ns, 0);
+    session_drop(session);
+    close_fixture(&f);
+}
+
 /* --- ends halfway */
 
 struct stopping {
@@ -280,6 +305,7 @@ TESTING_MAIN(cmocka_unit_test(layers_are_there_when_it_is_said),
              cmocka_unit_test(it_is_the_same_where_memory_is_one),
              cmocka_unit_test(damage_is_named_whatever_was_answered),
              cmocka_unit_test(the_disk_is_read_after_damage),
+             cmocka_unit_test(the_receipt_says_when),
              cmocka_unit_test(one_that_is_stopped_leaves_nothing),
              cmocka_unit_test(no_memory_leaves_nothing),
              cmocka_unit_test(a_device_that_fails_leaves_nothing))
