@@ -45,8 +45,15 @@ static const char help[] =
     "  --device cpu|cuda    --device-memory 78.6GiB   --pool 2GiB\n"
     "  --store DIR          a folder for the store, which is made and removed in it\n"
     "  --threads N --seed N --fit-tokens N\n"
+    "  --parts A,B,…        of fit,prefill,curves,saves,disk,memory,life; wakes: disk and memory.\n"
+    "                       Of a run of some of them only, table and files say which, and nothing\n"
+    "                       is called proven\n"
     "  --out DIR            writes nine_RECIPE.json and nine_overview.json\n"
     "  --commit TEXT        written there\n";
+
+static int has(const struct nine_results *results, enum nine_part part) {
+    return results->wish->parts >> part & 1;
+}
 
 /* --- act 1 */
 
@@ -94,6 +101,13 @@ static int act_fit(struct nine_results *results, struct kv_diag *diag) {
     return 1;
 }
 
+/* Somebody sleeps and wakes. */
+static int lives(const struct nine_results *results) {
+    return results->wish->sessions > results->wish->users &&
+           (has(results, NINE_PART_DISK) || has(results, NINE_PART_MEMORY) ||
+            has(results, NINE_PART_LIFE));
+}
+
 /* --- act 2 */
 
 static const struct nine_recipe *next_recipe(const char **list, struct kv_diag *diag) {
@@ -138,25 +152,46 @@ static void act_saves(struct nine_results *results, struct nine *nine,
 
 /* --- act 2, all of it */
 
+static int run_curve(struct nine_results *results, struct nine *nine,
+                     const struct nine_recipe *recipe, struct kv_diag *diag) {
+    struct nine_curve *curve = &results->curves[results->curve_count];
+
+    if (nine_curve_run(nine, recipe, results->wish->users, results->wish->steps, curve, diag) !=
+        KV_OK)
+        return 0;
+    results->curve_count++;
+    nine_tell_curve(results, curve);
+    return 1;
+}
+
+/* Without its curve the last recipe has no users yet: wakes alone need one. */
+static int make_one(struct nine_results *results, struct nine *nine,
+                    const struct nine_recipe *recipe, struct kv_diag *diag) {
+    nine->policy = nine_recipe_policy(recipe, results->wish->settings.tokens);
+    return !lives(results) ||
+           (nine_add(nine, 0, diag) == KV_OK && nine_register(nine, 0, diag) == KV_OK);
+}
+
 static int act_curves(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     const struct nine_wish *wish = results->wish;
 
     nine_tell_act(results, "Recipes, each a curve of its own");
     for (const char *list = wish->recipes; *list;) {
-        struct nine_curve *curve = &results->curves[results->curve_count];
         const struct nine_recipe *recipe = next_recipe(&list, diag);
         if (!recipe || results->curve_count == NINE_RECIPES)
             return 0;
-        if (!*list && wish->sessions > wish->users)
+        if (*list && !has(results, NINE_PART_CURVES))
+            continue;
+        if (!*list && has(results, NINE_PART_SAVES) && wish->sessions > wish->users)
             act_saves(results, nine, recipe);
         nine_drop_all(nine);
         /* Blocks are written only where somebody will sleep: a full length takes minutes. */
-        if (!*list && wish->sessions > wish->users && nine_store(nine, diag) != KV_OK)
+        if (!*list && lives(results) && nine_store(nine, diag) != KV_OK)
             return 0;
-        if (nine_curve_run(nine, recipe, wish->users, wish->steps, curve, diag) != KV_OK)
+        if (has(results, NINE_PART_CURVES) || has(results, NINE_PART_LIFE)
+                ? !run_curve(results, nine, recipe, diag)
+                : !make_one(results, nine, recipe, diag))
             return 0;
-        results->curve_count++;
-        nine_tell_curve(results, curve);
     }
     return 1;
 }
@@ -180,15 +215,17 @@ static int disk_free(const struct nine_results *results, uint64_t *bytes_out,
 static int check_disk(struct nine_results *results, const struct nine *nine, struct kv_diag *diag) {
     if (!disk_free(results, &results->disk_free, diag))
         return 0;
-    results->disk_need = nine_store_need(nine, results->wish->sessions);
+    int many = has(results, NINE_PART_CURVES) || has(results, NINE_PART_LIFE);
+    uint32_t sessions = many ? results->wish->sessions : 1;
+    results->disk_need = nine_store_need(nine, sessions);
     printf("  disk: %.2f GiB free, %u sessions write at most %.2f GiB\n",
-           (double)results->disk_free / 1073741824.0, results->wish->sessions,
+           (double)results->disk_free / 1073741824.0, sessions,
            (double)results->disk_need / 1073741824.0);
     if (results->disk_need > results->disk_free)
         return kv_diag_set(diag, KV_ERR_NO_SPACE,
                            "the disk has no room for %u sessions: fewer with --sessions or "
                            "--tokens, or another disk with --store",
-                           results->wish->sessions),
+                           sessions),
                0;
     return 1;
 }
@@ -223,9 +260,12 @@ static int check_growth(struct nine_results *results, const struct nine *nine,
 
 /* The users of the last curve are awake; each further one comes in the place of one that goes. */
 static int make_sessions(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
-    uint32_t awake = results->curves[results->curve_count - 1].largest;
     struct receipt receipt;
 
+    /* Only one was made. */
+    if (results->curve_count == 0)
+        return nine_settle(nine), 1;
+    uint32_t awake = results->curves[results->curve_count - 1].largest;
     for (uint32_t i = awake; i < results->wish->sessions; i++)
         if (nine_sleep(nine, i - awake, &receipt, diag) != KV_OK ||
             nine_add(nine, i, diag) != KV_OK || nine_register(nine, i, diag) != KV_OK)
@@ -238,31 +278,52 @@ static int make_sessions(struct nine_results *results, struct nine *nine, struct
     return check_growth(results, nine, diag);
 }
 
+static void tell_wake(const char *name, const struct nine_wake *wake) {
+    if (wake->wake_ns)
+        printf("  %-6s awake after %9.2f ms, first token after %9.2f; %.4f GB from the disk, "
+               "%.4f GB from memory\n",
+               name, (double)wake->wake_ns * 1e-6, (double)wake->first_ns * 1e-6,
+               (double)wake->door_bytes * 1e-9, (double)wake->ram_bytes * 1e-9);
+}
+
+static void tell_memory_times(const struct receipt_layers *at) {
+    printf("    since its begin, ms: published %.2f; copies sent %.2f, first layers %.2f, all "
+           "%.2f; proof %.2f, its last layers %.2f, ended %.2f; digested %.2f\n",
+           (double)at->published_ns * 1e-6, (double)at->sent_ns * 1e-6, (double)at->first_ns * 1e-6,
+           (double)at->copied_ns * 1e-6, (double)at->proof_ns * 1e-6, (double)at->last_ns * 1e-6,
+           (double)at->proven_ns * 1e-6, (double)at->digested_ns * 1e-6);
+}
+
 static int act_wakes(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     static const char *const names[NINE_WAKE_KINDS] = {"disk", "eager", "memory"};
     struct nine_wakes *wakes = &results->wakes;
+    uint32_t of = (has(results, NINE_PART_DISK) ? NINE_WAKES_DISK : 0) |
+                  (has(results, NINE_PART_MEMORY) ? NINE_WAKES_MEMORY : 0);
 
+    if (!of)
+        return 1;
     nine_tell_act(results, "A wake alone, up to its first token");
-    if (nine_wakes_run(nine, wakes, diag) != KV_OK)
+    if (nine_wakes_run(nine, of, wakes, diag) != KV_OK)
         return 0;
+    results->woken = 1;
     for (int round = 0; round < NINE_PAIRS; round++)
         for (int kind = 0; kind < NINE_WAKE_KINDS; kind++) {
-            const struct nine_wake *wake = &wakes->kinds[kind][round];
-            printf("  %-6s awake after %9.2f ms, first token after %9.2f; %.4f GB from the disk, "
-                   "%.4f GB from memory\n",
-                   names[kind], (double)wake->wake_ns * 1e-6, (double)wake->first_ns * 1e-6,
-                   (double)wake->door_bytes * 1e-9, (double)wake->ram_bytes * 1e-9);
+            tell_wake(names[kind], &wakes->kinds[kind][round]);
+            if (kind == NINE_RAM && of & NINE_WAKES_MEMORY)
+                tell_memory_times(&wakes->layers[round]);
         }
     for (int kind = 0; kind < NINE_WAKE_KINDS; kind++) {
+        if (!wakes->kinds[kind][0].wake_ns)
+            continue;
         printf("  %s, the last:\n", names[kind]);
         nine_tell_stages(&wakes->receipts[kind]);
     }
-    for (int round = 0; round < NINE_PAIRS; round++)
+    for (int round = 0; round < NINE_PAIRS && wakes->plain[round].ns; round++)
         printf("  plain reader%s of the bytes from the disk %.2f ms, %.3f GB/s\n",
                wakes->plain[round].direct ? "" : " (buffered: O_DIRECT is refused here)",
                (double)wakes->plain[round].ns * 1e-6,
                nine_rate(wakes->plain[round].bytes, wakes->plain[round].ns));
-    for (int round = 0; round < NINE_PAIRS; round++)
+    for (int round = 0; round < NINE_PAIRS && wakes->copy_ns[round]; round++)
         printf("  pinned copy of as many bytes %.2f ms, %.2f GB/s\n",
                (double)wakes->copy_ns[round] * 1e-6,
                nine_rate(wakes->copy_bytes, wakes->copy_ns[round]));
@@ -275,6 +336,8 @@ static int act_life(struct nine_results *results, struct nine *nine, struct kv_d
     struct nine_life *life = &results->life;
     struct nine_move sum = {0};
 
+    if (!has(results, NINE_PART_LIFE))
+        return 1;
     nine_tell_act(results, "More than are awake");
     if (nine_live(nine, results->wish->seconds, life, diag) != KV_OK)
         return 0;
@@ -352,6 +415,7 @@ static int text_option(struct nine_wish *wish, const char *name, const char *tex
                  {"--pool", &wish->pool},
                  {"--store", &wish->settings.dir},
                  {"--out", &wish->out},
+                 {"--parts", &wish->part_names},
                  {"--commit", &wish->commit}};
 
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
@@ -382,10 +446,39 @@ static int check_recipes(struct nine_wish *wish) {
     return 1;
 }
 
+/* 0: none is called so. */
+static uint32_t parts_called(const char *name, size_t bytes) {
+    if (bytes == strlen("wakes") && memcmp(name, "wakes", bytes) == 0)
+        return 1 << NINE_PART_DISK | 1 << NINE_PART_MEMORY;
+    for (uint32_t i = 0; i < NINE_PARTS; i++) {
+        const char *known = nine_part_name((enum nine_part)i);
+        if (strlen(known) == bytes && memcmp(known, name, bytes) == 0)
+            return 1u << i;
+    }
+    return 0;
+}
+
+static int check_parts(struct nine_wish *wish) {
+    wish->parts = wish->part_names ? 0 : NINE_PARTS_ALL;
+    for (const char *list = wish->part_names; list && *list;) {
+        size_t bytes = strcspn(list, ",");
+        uint32_t found = parts_called(list, bytes);
+        if (!found)
+            return fprintf(stderr, "nine: --parts: '%.*s' is none of those in nine --help\n",
+                           (int)bytes, list),
+                   0;
+        wish->parts |= found;
+        list += bytes + (list[bytes] == ',');
+    }
+    if (!wish->parts)
+        return fprintf(stderr, "nine: --parts: name one or more of those in nine --help\n"), 0;
+    return 1;
+}
+
 static int settle_wish(struct nine_wish *wish) {
     struct nine_settings *settings = &wish->settings;
 
-    if (!check_recipes(wish))
+    if (!check_recipes(wish) || !check_parts(wish))
         return 0;
 
     wish->gpu = strcmp(wish->device, "cuda") == 0;
@@ -497,23 +590,35 @@ static void measure_copy(struct nine_results *results) {
         printf("no copy rate, so no floors: %s\n", why ? why : "no memory");
 }
 
+static void tell_parts(const struct nine_wish *wish) {
+    if (wish->parts == NINE_PARTS_ALL)
+        return;
+    printf("ONLY PARTS of the story:");
+    for (uint32_t i = 0; i < NINE_PARTS; i++)
+        if (wish->parts >> i & 1)
+            printf(" %s", nine_part_name((enum nine_part)i));
+    printf("\n");
+}
+
 static int run(struct nine_results *results, struct nine *nine, struct kv_diag *diag) {
     const struct nine_wish *wish = results->wish;
 
+    tell_parts(wish);
     measure_copy(results);
     if (nine_open(&wish->settings, wish->sessions, nine, diag) != KV_OK)
         return 0;
     tell_memory(results, nine);
-    if (!act_fit(results, diag))
+    if (has(results, NINE_PART_FIT) && !act_fit(results, diag))
         return 0;
     nine_tell_act(results, "The disk");
     /* The longest that any policy writes, before anything is begun. */
     nine->policy = nine_recipe_policy(nine_recipe_find("v3", 2), wish->settings.tokens);
-    int lives = wish->sessions > wish->users;
-    if ((lives && (!check_disk(results, nine, diag) || !act_prefill(results, nine, diag))) ||
+    if ((lives(results) && !check_disk(results, nine, diag)) ||
+        (has(results, NINE_PART_PREFILL) && wish->sessions > wish->users &&
+         !act_prefill(results, nine, diag)) ||
         !act_curves(results, nine, diag))
         return 0;
-    if (results->wrong == 0 && lives &&
+    if (results->wrong == 0 && lives(results) &&
         (!make_sessions(results, nine, diag) || !act_wakes(results, nine, diag) ||
          !act_life(results, nine, diag)))
         return 0;
@@ -524,6 +629,17 @@ static int run(struct nine_results *results, struct nine *nine, struct kv_diag *
 static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *walk) {
     (void)status, (void)kind, (void)walk;
     return remove(path);
+}
+
+/* Of parts alone nothing is called proven, whatever they have shown. */
+static void tell_end(const struct nine_results *results, int good) {
+    int whole = results->wish->parts == NINE_PARTS_ALL;
+
+    printf("%.0f s, %d missed. ", nine_seconds() - results->begun, results->missed);
+    if (whole)
+        printf("%s\n", good ? "Proven." : "NOT PROVEN.");
+    else
+        printf("Only parts of the story were run%s\n", good ? "." : ", and something is wrong.");
 }
 
 int main(int argc, char **argv) {
@@ -550,8 +666,7 @@ int main(int argc, char **argv) {
     if (!good)
         printf("WRONG after %.0f s: %s\n", nine_seconds() - results.begun, diag.text);
     good = good && results.wrong == 0;
-    printf("%.0f s, %d missed. %s\n", nine_seconds() - results.begun, results.missed,
-           good ? "Proven." : "NOT PROVEN.");
+    tell_end(&results, good);
     nine_close(&nine);
     nine_life_release(&results.life);
     nine_save_release(&results.saves);

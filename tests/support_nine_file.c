@@ -10,6 +10,23 @@
 #include <sys/stat.h>
 #include <time.h>
 
+const char *nine_part_name(enum nine_part part) {
+    static const char *const names[NINE_PARTS] = {"fit",  "prefill", "curves", "saves",
+                                                  "disk", "memory",  "life"};
+
+    return names[part];
+}
+
+static void add_parts(cJSON *root, uint32_t wanted) {
+    cJSON *parts;
+
+    cJSON_AddBoolToObject(root, "whole", wanted == NINE_PARTS_ALL);
+    parts = cJSON_AddArrayToObject(root, "parts");
+    for (uint32_t i = 0; i < NINE_PARTS; i++)
+        if (wanted >> i & 1)
+            cJSON_AddItemToArray(parts, cJSON_CreateString(nine_part_name((enum nine_part)i)));
+}
+
 static cJSON *begin_file(const struct nine_results *results, const struct nine *nine) {
     const struct nine_wish *wish = results->wish;
     cJSON *root = cJSON_CreateObject();
@@ -20,6 +37,7 @@ static cJSON *begin_file(const struct nine_results *results, const struct nine *
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
     cJSON_AddStringToObject(root, "commit", wish->commit);
     cJSON_AddStringToObject(root, "date", date);
+    add_parts(root, wish->parts);
     cJSON_AddStringToObject(root, "device", nine->model.device_name);
     cJSON_AddStringToObject(root, "model", wish->settings.model);
     cJSON_AddNumberToObject(root, "tokens", (double)wish->settings.tokens);
@@ -177,9 +195,7 @@ static void add_life(cJSON *to, struct nine_results *results) {
     add_score(own, &life->score);
 }
 
-static void add_wakes(cJSON *to, const struct nine_results *results) {
-    static const char *const names[NINE_WAKE_KINDS] = {"disk", "eager", "memory"};
-    const struct nine_prefill *prefill = &results->prefill;
+static void add_prefill(cJSON *to, const struct nine_prefill *prefill) {
     cJSON *own = cJSON_AddObjectToObject(to, "prefill");
     cJSON *depths = cJSON_AddArrayToObject(own, "measured");
 
@@ -191,21 +207,43 @@ static void add_wakes(cJSON *to, const struct nine_results *results) {
         cJSON_AddNumberToObject(depth, "chunk_ms", prefill->chunk_ms[i]);
         cJSON_AddItemToArray(depths, depth);
     }
+}
+
+static void add_times(cJSON *to, const struct receipt_layers *layers) {
+    cJSON *own = cJSON_AddObjectToObject(to, "since_begin_ms");
+    const struct {
+        const char *name;
+        uint64_t ns;
+    } times[] = {{"published", layers->published_ns}, {"first_copy_sent", layers->sent_ns},
+                 {"first_layers", layers->first_ns},  {"copied", layers->copied_ns},
+                 {"proof_begun", layers->proof_ns},   {"last_layers_begun", layers->last_ns},
+                 {"proof_ended", layers->proven_ns},  {"digested", layers->digested_ns}};
+
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++)
+        cJSON_AddNumberToObject(own, times[i].name, (double)times[i].ns * 1e-6);
+}
+
+static void add_wakes(cJSON *to, const struct nine_results *results) {
+    static const char *const names[NINE_WAKE_KINDS] = {"disk", "eager", "memory"};
     cJSON *wakes = cJSON_AddObjectToObject(to, "wakes_alone");
     for (int kind = 0; kind < NINE_WAKE_KINDS; kind++) {
         cJSON *rounds = cJSON_AddArrayToObject(wakes, names[kind]);
         for (int i = 0; i < NINE_PAIRS; i++) {
             const struct nine_wake *wake = &results->wakes.kinds[kind][i];
+            if (wake->wake_ns == 0)
+                continue;
             cJSON *round = cJSON_CreateObject();
             cJSON_AddNumberToObject(round, "wake_ms", (double)wake->wake_ns * 1e-6);
             cJSON_AddNumberToObject(round, "first_token_ms", (double)wake->first_ns * 1e-6);
             cJSON_AddNumberToObject(round, "disk_bytes", (double)wake->door_bytes);
             cJSON_AddNumberToObject(round, "memory_bytes", (double)wake->ram_bytes);
+            if (kind == NINE_RAM)
+                add_times(round, &results->wakes.layers[i]);
             cJSON_AddItemToArray(rounds, round);
         }
     }
     cJSON *plains = cJSON_AddArrayToObject(wakes, "plain_reader");
-    for (int i = 0; i < NINE_PAIRS; i++) {
+    for (int i = 0; i < NINE_PAIRS && results->wakes.plain[i].ns; i++) {
         const struct nine_plain *plain = &results->wakes.plain[i];
         cJSON *own_plain = cJSON_CreateObject();
         cJSON_AddNumberToObject(own_plain, "ms", (double)plain->ns * 1e-6);
@@ -214,7 +252,7 @@ static void add_wakes(cJSON *to, const struct nine_results *results) {
         cJSON_AddItemToArray(plains, own_plain);
     }
     cJSON *copies = cJSON_AddArrayToObject(wakes, "pinned_copy_ms");
-    for (int i = 0; i < NINE_PAIRS; i++)
+    for (int i = 0; i < NINE_PAIRS && results->wakes.copy_ns[i]; i++)
         cJSON_AddItemToArray(copies, cJSON_CreateNumber((double)results->wakes.copy_ns[i] * 1e-6));
     cJSON_AddNumberToObject(wakes, "pinned_copy_bytes", (double)results->wakes.copy_bytes);
 }
@@ -314,10 +352,12 @@ int nine_write_files(struct nine_results *results, const struct nine *nine) {
     }
     if (results->saved)
         add_saves(root, &results->saves);
-    if (results->lived) {
+    if (results->prefill.seconds > 0)
+        add_prefill(root, &results->prefill);
+    if (results->woken)
         add_wakes(root, results);
+    if (results->lived)
         add_life(root, results);
-    }
     add_goals(root, results);
     cJSON_AddNumberToObject(root, "seconds", nine_seconds() - results->begun);
     cJSON_AddNumberToObject(root, "wrong", results->wrong);

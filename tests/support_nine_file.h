@@ -15,12 +15,28 @@
 
 enum { NINE_GOALS_MAX = 64 };
 
+/* Parts of the story, in its order. A run of some of them only shows less than it seems to: it says
+ * in the table and in every file which they were. */
+enum nine_part {
+    NINE_PART_FIT,
+    NINE_PART_PREFILL,
+    NINE_PART_CURVES, /* without it only what saves and life need of the last recipe */
+    NINE_PART_SAVES,
+    NINE_PART_DISK, /* wakes */
+    NINE_PART_MEMORY,
+    NINE_PART_LIFE,
+    NINE_PARTS,
+    NINE_PARTS_ALL = (1 << NINE_PARTS) - 1
+};
+const char *nine_part_name(enum nine_part part);
+
 struct nine_wish {
     struct nine_settings settings;
     uint32_t users, sessions, steps, fit_tokens;
     double seconds;
-    const char *recipes, *out, *commit, *device, *memory, *pool;
+    const char *recipes, *out, *commit, *device, *memory, *pool, *part_names;
     int quick, gpu;
+    uint32_t parts; /* bits */
 };
 
 enum nine_sense { NINE_AT_LEAST, NINE_AT_MOST };
@@ -39,6 +55,7 @@ struct nine_results {
     double copy_rate; /* bytes a second; 0: not measured */
     struct nine_prefill prefill;
     struct nine_wakes wakes;
+    int woken;
     struct nine_life life;
     int lived;
     struct nine_saves saves;

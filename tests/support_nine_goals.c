@@ -53,14 +53,10 @@ static uint64_t middle(const uint64_t ns[NINE_PAIRS]) {
     return sorted[NINE_PAIRS / 2];
 }
 
-/* A resume against a prefill of as many tokens, and wakes against what bounds them. */
-static void tell_wakes(struct nine_results *results, const struct nine *nine) {
+static void tell_disk(struct nine_results *results, double prefill_s) {
     const struct nine_wakes *wakes = &results->wakes;
     uint64_t plain_ns[NINE_PAIRS], plain_bytes = wakes->plain[0].bytes;
-    double tokens = nine->users[wakes->user].tokens;
-    double prefill_s = results->prefill.seconds * tokens / (double)nine->settings.tokens;
     struct nine_wake disk = nine_wakes_median(wakes, NINE_EXACT, 0);
-    struct nine_wake memory = nine_wakes_median(wakes, NINE_RAM, 0);
     struct nine_wake exact = nine_wakes_median(wakes, NINE_EXACT, 1);
     struct nine_wake eager = nine_wakes_median(wakes, NINE_EAGER, 1);
 
@@ -70,15 +66,31 @@ static void tell_wakes(struct nine_results *results, const struct nine *nine) {
     double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
     nine_row(results, "wake over a plain reader of the same bytes (median of 5)", 0.90,
              NINE_AT_LEAST, of_plain(wakes));
-    nine_row(results, "resume from the disk over a prefill, times as fast",
-             0.9 * prefill_s / floor_s, NINE_AT_LEAST, prefill_s / ((double)disk.wake_ns * 1e-9));
-    nine_row(results, "resume from memory over a prefill, times as fast", 60, NINE_AT_LEAST,
-             prefill_s / ((double)memory.wake_ns * 1e-9));
-    nine_row(results, "wake from memory over a pinned copy of the same bytes", 0.90, NINE_AT_LEAST,
-             (double)middle(wakes->copy_ns) / (double)memory.wake_ns);
+    if (prefill_s > 0)
+        nine_row(results, "resume from the disk over a prefill, times as fast",
+                 0.9 * prefill_s / floor_s, NINE_AT_LEAST,
+                 prefill_s / ((double)disk.wake_ns * 1e-9));
     nine_row(results, "eager wake's first token over the exact one's",
              1.05 * (double)eager.door_bytes / (double)exact.door_bytes, NINE_AT_MOST,
              (double)eager.first_ns / (double)exact.first_ns);
+}
+
+/* Wakes against what bounds them, and a resume against a prefill of as many tokens. */
+static void tell_wakes(struct nine_results *results, const struct nine *nine) {
+    const struct nine_wakes *wakes = &results->wakes;
+    double tokens = nine->users[wakes->user].tokens;
+    double prefill_s = results->prefill.seconds * tokens / (double)nine->settings.tokens;
+
+    if (results->wish->parts >> NINE_PART_DISK & 1)
+        tell_disk(results, prefill_s);
+    if (results->wish->parts >> NINE_PART_MEMORY & 1) {
+        struct nine_wake memory = nine_wakes_median(wakes, NINE_RAM, 0);
+        if (prefill_s > 0)
+            nine_row(results, "resume from memory over a prefill, times as fast", 60, NINE_AT_LEAST,
+                     prefill_s / ((double)memory.wake_ns * 1e-9));
+        nine_row(results, "wake from memory over a pinned copy of the same bytes", 0.90,
+                 NINE_AT_LEAST, (double)middle(wakes->copy_ns) / (double)memory.wake_ns);
+    }
     nine_row(results, "wakes alone proven", wakes->wakes, NINE_AT_LEAST, wakes->proven);
 }
 
@@ -122,11 +134,9 @@ static void save_rows(struct nine_results *results) {
     nine_row(results, "bytes of a save over those allowed, the most", 1, NINE_AT_MOST, most);
 }
 
-void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
-    struct nine_life *life = &results->life;
+static void tell_curves(struct nine_results *results) {
     uint32_t unequal = 0, asked = 0, right = 0, thief = 0, invented = 0, kept = UINT32_MAX;
 
-    nine_tell_act(results, "Goal and value");
     for (uint32_t i = 0; i < results->curve_count; i++) {
         const struct nine_curve *curve = &results->curves[i];
         unequal += !curve->equal;
@@ -142,7 +152,9 @@ void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
     nine_row(results, "values invented for absent keys", 0, NINE_AT_MOST, invented);
     nine_row(results, "needles kept (they can fail) of a user, the fewest", NINE_NEEDLES,
              NINE_AT_LEAST, kept);
-    tell_best_use(results, nine);
+}
+
+static void tell_steps(struct nine_results *results) {
     for (uint32_t i = 0; i < results->curve_count && results->copy_rate > 0; i++) {
         const struct nine_curve *curve = &results->curves[i];
         const struct nine_point *most = &curve->points[curve->point_count - 1];
@@ -151,13 +163,13 @@ void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
                  curve->recipe->name);
         nine_row(results, what, 1.15, NINE_AT_MOST, most->p50_ms / nine_floor_ms(results, most));
     }
-    if (results->saved)
-        save_rows(results);
-    if (!results->lived)
-        return;
-    tell_wakes(results, nine);
+}
+
+static void tell_life(struct nine_results *results, const struct nine *nine) {
+    struct nine_life *life = &results->life;
     double quiet = nine_gaps_ms(&life->seen.quiet, 0.5),
            quiet_p99 = nine_gaps_ms(&life->seen.quiet, 0.99);
+
     nine_row(results, "wakes proven (digests, equal bits, 0 prefilled, needles)", life->wakes,
              NINE_AT_LEAST, life->proven);
     nine_row(results, "steps that somebody had no context left for", 0, NINE_AT_MOST,
@@ -176,4 +188,18 @@ void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
              over_quiet(&life->seen, 0.5));
     nine_row(results, "decode p99 of the others over quiet", 1.10, NINE_AT_MOST,
              over_quiet(&life->seen, 0.99));
+}
+
+void nine_tell_goals(struct nine_results *results, const struct nine *nine) {
+    nine_tell_act(results, "Goal and value");
+    if (results->curve_count)
+        tell_curves(results);
+    tell_best_use(results, nine);
+    tell_steps(results);
+    if (results->saved)
+        save_rows(results);
+    if (results->woken)
+        tell_wakes(results, nine);
+    if (results->lived)
+        tell_life(results, nine);
 }

@@ -207,7 +207,8 @@ static enum kv_err one_round(struct nine *nine, struct nine_wakes *wakes, enum n
     return err;
 }
 
-enum kv_err nine_wakes_run(struct nine *nine, struct nine_wakes *wakes_out, struct kv_diag *diag) {
+enum kv_err nine_wakes_run(struct nine *nine, uint32_t of, struct nine_wakes *wakes_out,
+                           struct kv_diag *diag) {
     struct nine_wakes *wakes = wakes_out;
     enum kv_err err = KV_OK;
 
@@ -221,7 +222,7 @@ enum kv_err nine_wakes_run(struct nine *nine, struct nine_wakes *wakes_out, stru
             wakes->user = i;
     }
     /* What lies in memory would serve the others too, so it comes last. */
-    for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++) {
+    for (uint32_t i = 0; i < NINE_PAIRS && of & NINE_WAKES_DISK && err == KV_OK; i++) {
         err = one_round(nine, wakes, NINE_EXACT, i, diag);
         if (err == KV_OK)
             err = nine_read_plain(nine, wakes->kinds[NINE_EXACT][i].door_bytes, &wakes->plain[i],
@@ -229,13 +230,15 @@ enum kv_err nine_wakes_run(struct nine *nine, struct nine_wakes *wakes_out, stru
         if (err == KV_OK)
             err = one_round(nine, wakes, NINE_EAGER, i, diag);
     }
-    for (uint32_t i = 0; i < NINE_PAIRS && err == KV_OK; i++) {
+    for (uint32_t i = 0; i < NINE_PAIRS && of & NINE_WAKES_MEMORY && err == KV_OK; i++) {
         err = one_round(nine, wakes, NINE_RAM, i, diag);
+        wakes->layers[i] = wakes->receipts[NINE_RAM].layers;
         wakes->copy_bytes = wakes->kinds[NINE_RAM][i].ram_bytes;
         if (err == KV_OK)
             err = copy_pinned(nine, wakes->copy_bytes, &wakes->copy_ns[i], diag);
     }
-    store_ram_forget(nine->store, wakes->receipts[NINE_RAM].lineage);
+    if (of & NINE_WAKES_MEMORY)
+        store_ram_forget(nine->store, wakes->receipts[NINE_RAM].lineage);
     for (uint32_t i = 0; i < nine->user_count; i++)
         nine->users[i].away = 0;
     return err;

@@ -402,22 +402,62 @@ static void saves_write_what_is_new(void **state) {
     nine_close(&nine);
 }
 
+/* The folder of this program, where nine lies too. */
+static void folder_of_programs(char path_out[TESTING_PATH_BYTES]) {
+    ssize_t bytes = readlink("/proc/self/exe", path_out, TESTING_PATH_BYTES - 1);
+
+    assert_true(bytes > 0);
+    path_out[bytes] = 0;
+    *strrchr(path_out, '/') = 0;
+}
+
+/* Whatever was run of the story, nothing of it may look like the whole. */
+static void parts_are_not_called_the_whole(void **state) {
+    (void)state;
+    char self[TESTING_PATH_BYTES], dir[TESTING_PATH_BYTES], command[1024];
+    static const struct {
+        const char *parts, *table, *file; /* what must be there … */
+        const char *not_table;            /* … and what must not */
+    } runs[] = {
+        {"memory", "^ONLY PARTS of the story: memory$", "pinned_copy_ms", "Saves|disk  *awake"},
+        {"wakes", "disk  *awake after", "plain_reader", "More than are awake|user-03"},
+        {"fit,prefill", "straight lines", "\"prefill\"", "A wake alone|Saves"},
+        {"life", "exchanges while others decode", "\"life\"", "A wake alone|Users that fit"}};
+
+    folder_of_programs(self);
+    testing_temp_dir(dir);
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i += testing_quick() ? 2 : 1) {
+        snprintf(command, sizeof command,
+                 "%s/nine --quick --users 2 --sessions 3 --recipes bf16,v3-quarters --parts %s "
+                 "--out %s >%s/text && ! grep -Eq 'WRONG|P(roven|ROVEN)|bf16: |%s' %s/text && "
+                 "grep -q 'Only parts of the story were run' %s/text && grep -Eq '%s' %s/text && "
+                 "grep -q '\"whole\":.*false' %s/nine_overview.json && "
+                 "grep -q '%s' %s/nine_overview.json",
+                 self, runs[i].parts, dir, dir, runs[i].not_table, dir, dir, runs[i].table, dir,
+                 dir, runs[i].file, dir);
+        if (run(command) != 0)
+            fail_msg("--parts %s: %s", runs[i].parts, command);
+    }
+    snprintf(command, sizeof command, "%s/nine --quick --parts memory,dinner >%s/text 2>&1", self,
+             dir);
+    assert_int_equal(run(command), 2);
+}
+
 static void the_whole_program_runs(void **state) {
     (void)state;
     char self[TESTING_PATH_BYTES], dir[TESTING_PATH_BYTES], command[1024];
-    ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
 
-    assert_true(bytes > 0);
-    self[bytes] = 0;
-    *strrchr(self, '/') = 0;
+    folder_of_programs(self);
     testing_temp_dir(dir);
     snprintf(command, sizeof command,
              "%s/nine --quick %s --out %s --commit test >%s/text && "
              "test -s %s/nine_overview.json && test -s %s/nine_v3-quarters.json && "
              "! grep -q WRONG %s/text && grep -q 'memory awake after' %s/text && "
+             "grep -q ' Proven[.]$' %s/text && "
+             "grep -q '\"whole\":.*true' %s/nine_overview.json && "
              "grep -q 'wake from memory over a pinned copy' %s/nine_overview.json",
              self, testing_quick() ? "--users 2 --sessions 3 --recipes v3-quarters" : "", dir, dir,
-             dir, dir, dir, dir, dir);
+             dir, dir, dir, dir, dir, dir, dir);
     assert_int_equal(run(command), 0);
     /* Where users are lowered, and sleep and wake like that. How many blocks are lowered depends
      * on when blocks become durable: planes that wait for it free nothing yet. */
@@ -460,4 +500,5 @@ TESTING_MAIN(cmocka_unit_test(the_goals_of_users_follow_from_arithmetic),
              cmocka_unit_test(a_step_that_not_everybody_takes_is_no_gap),
              cmocka_unit_test(saves_write_what_is_new),
              cmocka_unit_test(a_prefill_is_added_up_along_straight_lines),
+             cmocka_unit_test(parts_are_not_called_the_whole),
              cmocka_unit_test(the_whole_program_runs))
