@@ -70,7 +70,7 @@ static enum kv_err lay_out(struct snap_ahead *ahead, struct snap_ready *ready) {
     if (bytes <= ready->room_bytes)
         return KV_OK;
     kv_alloc_release(alloc, ready->room);
-    ready->room = kv_alloc_aligned(alloc, bytes, STORE_PAGE_BYTES);
+    ready->room = kv_alloc_large(alloc, bytes);
     ready->room_bytes = ready->room != NULL ? bytes : 0;
     return ready->room != NULL ? KV_OK : KV_ERR_NOMEM;
 }

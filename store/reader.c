@@ -42,8 +42,7 @@ static enum kv_err reader_make(struct store *store, struct reader **out, struct 
     struct reader *reader = kv_alloc_zeroed(alloc, 1, sizeof *reader);
     if (reader == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader");
-    reader->staging = kv_alloc_aligned(alloc, (size_t)READER_STAGING_COUNT * READER_STAGING_BYTES,
-                                       STORE_PAGE_BYTES);
+    reader->staging = kv_alloc_large(alloc, (size_t)READER_STAGING_COUNT * READER_STAGING_BYTES);
     if (reader->staging == NULL || codec_make(alloc, &reader->codecs[0]) != KV_OK)
         KV_TRY(kv_diag_set(diag, KV_ERR_NOMEM, "no memory for a reader"));
     struct io_queue_options options = {.depth = IO_DEPTH_MAX,
@@ -128,7 +127,7 @@ enum kv_err reader_packed(struct store *store, struct reader *reader, size_t byt
     if (reader->lent_known) /* not by the old memory any more, which others get */
         reader_forget(store, reader);
     kv_alloc_release(alloc, reader->packed);
-    reader->packed = kv_alloc_aligned(alloc, bytes, STORE_PAGE_BYTES);
+    reader->packed = kv_alloc_large(alloc, bytes);
     reader->packed_bytes = reader->packed != NULL ? bytes : 0;
     return reader->packed != NULL ? KV_OK : KV_ERR_NOMEM;
 }

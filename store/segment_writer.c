@@ -73,8 +73,7 @@ enum kv_err segment_writer_make(const struct segment_writer_options *options,
     uint64_t useful = 1 + options->segment_bytes / SEGMENT_BUFFER_BYTES;
     uint32_t count = useful < SEGMENT_BUFFERS ? (uint32_t)useful : SEGMENT_BUFFERS;
     writer->buffer_count = count;
-    writer->staging =
-        kv_alloc_aligned(options->alloc, (size_t)count * SEGMENT_BUFFER_BYTES, STORE_PAGE_BYTES);
+    writer->staging = kv_alloc_large(options->alloc, (size_t)count * SEGMENT_BUFFER_BYTES);
     if (writer->staging == NULL) {
         kv_alloc_release(options->alloc, writer);
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %u MiB of write buffers", count);

@@ -7,7 +7,9 @@
 
 #include "tests/testing.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static void zeroed_memory_is_zero(void **state) {
     (void)state;
@@ -49,6 +51,42 @@ static void memory_has_the_alignment_asked_for(void **state) {
     assert_non_null(nothing);
     kv_alloc_release(kv_alloc_system(), nothing);
     kv_alloc_release(kv_alloc_system(), NULL);
+}
+
+/* 1 when the system was asked for large pages where `at` lies. */
+static int is_large(const void *at) {
+    char line[512];
+    int here = 0, large = 0;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        unsigned long first = 0, end = 0;
+        if (sscanf(line, "%lx-%lx ", &first, &end) == 2)
+            here = (uintptr_t)at >= first && (uintptr_t)at < end;
+        else if (here && strncmp(line, "VmFlags:", 8) == 0)
+            large |= strstr(line, " hg") != NULL;
+    }
+    fclose(maps);
+    return large;
+}
+
+/* BREAK_ALLOC_LARGE asks for none. */
+static void much_memory_is_of_large_pages(void **state) {
+    (void)state;
+    const size_t bytes = KV_ALLOC_LARGE_BYTES + 12345;
+    uint8_t *much = kv_alloc_large(kv_alloc_system(), bytes);
+    uint8_t *little = kv_alloc_large(kv_alloc_system(), 5000);
+    assert_non_null(much);
+    assert_non_null(little);
+    assert_int_equal((uintptr_t)much % 4096, 0);
+    assert_int_equal((uintptr_t)little % 4096, 0);
+    memset(much, 1, bytes);
+    memset(little, 1, 5000);
+    if (access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0)
+        assert_true(is_large(much));
+    assert_false(is_large(little));
+    kv_alloc_release(kv_alloc_system(), much);
+    kv_alloc_release(kv_alloc_system(), little);
 }
 
 static void a_copy_is_terminated(void **state) {
@@ -116,6 +154,7 @@ static void each_helper_passes_a_failure_on(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(zeroed_memory_is_zero),
              cmocka_unit_test(sizes_that_overflow_give_null),
+             cmocka_unit_test(much_memory_is_of_large_pages),
              cmocka_unit_test(memory_has_the_alignment_asked_for),
              cmocka_unit_test(a_copy_is_terminated),
              cmocka_unit_test(growing_keeps_the_content_and_doubles),

@@ -11,15 +11,8 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 
-enum {
-    ARENA_ALIGN_BYTES = 4096,
-    HUGE_BYTES = 2 << 20,      /* a large page of x86-64 and of ARM with 4 KiB pages */
-    HUGE_FROM_BYTES = 8 << 20, /* below, rounding to large pages would be felt */
-    SCRATCH_ALIGN_BYTES = 64,
-    SMALL_VALUES = 16384
-};
+enum { SCRATCH_ROUND_BYTES = 4096, SCRATCH_ALIGN_BYTES = 64, SMALL_VALUES = 16384 };
 
 struct host {
     struct device device;
@@ -48,16 +41,9 @@ static void host_close(struct device *device) {
 }
 
 /* Attention jumps from page to page of a stream: with small pages of memory the look-up of
- * addresses costs about as much as the bytes. Where the system gives no large ones nothing
- * changes, so its answer does not matter. */
+ * addresses costs about as much as the bytes. */
 static void *host_get(struct device *device, uint64_t bytes) {
-    int huge = bytes >= HUGE_FROM_BYTES;
-    void *memory =
-        kv_alloc_aligned(host_of(device)->alloc, bytes, huge ? HUGE_BYTES : ARENA_ALIGN_BYTES);
-
-    if (memory && huge)
-        (void)madvise(memory, bytes & ~(uint64_t)(HUGE_BYTES - 1), MADV_HUGEPAGE);
-    return memory;
+    return kv_alloc_large(host_of(device)->alloc, bytes);
 }
 
 static void host_put(struct device *device, void *memory) {
@@ -148,7 +134,7 @@ static enum kv_err host_scratch(struct device *device, uint64_t bytes) {
     uint64_t total;
     uint8_t *scratch;
 
-    bytes = kv_round_up(bytes, ARENA_ALIGN_BYTES);
+    bytes = kv_round_up(bytes, SCRATCH_ROUND_BYTES);
     if (bytes <= host->scratch_bytes)
         return KV_OK;
     if (!kv_mul_u64(bytes, device->threads, &total))

@@ -11,6 +11,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum {
+    SMALL_PAGE_BYTES = 4096,
+    LARGE_PAGE_BYTES = 2 << 20 /* of x86-64, and of ARM with 4 KiB pages */
+};
 
 static void *system_get(void *context, size_t bytes, size_t align_bytes) {
     (void)context;
@@ -35,6 +41,19 @@ const struct kv_alloc *kv_alloc_system(void) {
 
 void *kv_alloc_aligned(const struct kv_alloc *alloc, size_t bytes, size_t align_bytes) {
     return alloc->get(alloc->context, bytes, align_bytes);
+}
+
+/* Below that rounding to large pages would be felt. Where the system gives none nothing changes, so
+ * its answer does not matter. */
+void *kv_alloc_large(const struct kv_alloc *alloc, size_t bytes) {
+    int large = bytes >= KV_ALLOC_LARGE_BYTES;
+#ifdef BREAK_ALLOC_LARGE
+    large = 0;
+#endif
+    void *memory = kv_alloc_aligned(alloc, bytes, large ? LARGE_PAGE_BYTES : SMALL_PAGE_BYTES);
+    if (memory != NULL && large)
+        (void)madvise(memory, bytes & ~(size_t)(LARGE_PAGE_BYTES - 1), MADV_HUGEPAGE);
+    return memory;
 }
 
 void *kv_alloc_zeroed(const struct kv_alloc *alloc, size_t count, size_t bytes) {
