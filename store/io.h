@@ -71,7 +71,6 @@ struct io_file_info {
     uint64_t size_bytes;
     uint64_t stored_bytes; /* that it takes on the disk: less than its size where it has holes */
     int is_regular;
-    int is_directory;
     int is_symlink;
     int is_direct; /* O_DIRECT really set; by descriptor only */
 };

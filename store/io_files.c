@@ -87,7 +87,6 @@ static void describe(const struct stat *stat, struct io_file_info *out) {
         .size_bytes = (uint64_t)stat->st_size,
         .stored_bytes = (uint64_t)stat->st_blocks * 512,
         .is_regular = S_ISREG(stat->st_mode),
-        .is_directory = S_ISDIR(stat->st_mode),
         .is_symlink = S_ISLNK(stat->st_mode),
     };
 }

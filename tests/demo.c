@@ -72,7 +72,6 @@ static int run_control(const struct demo *demo) {
     if (demo_open(demo, &opening, &service, &diag) != KV_OK)
         return report("control", &diag);
     double start = seconds_now();
-    uint64_t tokens = 0;
     for (uint32_t i = 0; i < DEMO_SESSIONS; i++) {
         struct session *session = NULL;
         struct session_info info;
@@ -84,12 +83,10 @@ static int run_control(const struct demo *demo) {
         if (err != KV_OK)
             return report("control", &diag);
         session_info(session, &info);
-        tokens += info.n_kv;
         printf("  control %2u/%d: %llu tokens, %.0f s\n", i + 1, DEMO_SESSIONS,
                (unsigned long long)info.n_kv, seconds_now() - start);
         fflush(stdout);
     }
-    reference.prefill_tokens_per_s = (double)tokens / (seconds_now() - start);
     int wrote = demo_write_file(demo, REFERENCE, &reference, sizeof reference);
     service_close(service);
     faulty_io_drop(faulty);

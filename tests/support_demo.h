@@ -84,7 +84,6 @@ struct demo_reference {
     struct demo_answer answers[DEMO_SESSIONS];
     struct demo_answer victim_later; /* the victim after the turn whose save is killed */
     uint64_t save_writes;            /* writes of that save when nothing fails */
-    double prefill_tokens_per_s;
 };
 int demo_write_file(const struct demo *demo, const char *name, const void *bytes, size_t size);
 int demo_read_file(const struct demo *demo, const char *name, void *bytes, size_t size);

@@ -185,7 +185,6 @@ int support_http_receive(struct http_world *world, int client) {
     char value[256];
     world->reply_bytes = 0;
     world->reply[0] = 0;
-    world->is_closed = 0;
     more(&input);
     if (input.ended)
         return 0;

@@ -26,7 +26,6 @@ struct http_world {
     int status;
     char *headers, *body; /* in reply; body terminated, chunks joined */
     size_t body_bytes;
-    int is_closed; /* the server ended the connection */
     char refusal[256];
 };
 

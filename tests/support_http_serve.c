@@ -32,7 +32,6 @@ size_t serve_token_bytes(struct serve *serve, uint32_t token, char *out, size_t 
 }
 
 static int give(struct fake_turn *turn, const char *text, size_t bytes) {
-    char token[16];
     uint32_t number = (uint32_t)turn->answer->tokens_completion;
     struct serve_logprob top[SERVE_LOGPROBS_MAX];
     for (uint32_t i = 0; i < turn->request->top_logprobs; i++)
@@ -41,11 +40,9 @@ static int give(struct fake_turn *turn, const char *text, size_t bytes) {
                                 .text_bytes = bytes,
                                 .has_token = 1,
                                 .token = number,
-                                .token_bytes = token,
                                 .logprob = -0.5f,
                                 .top = top,
                                 .top_count = turn->request->top_logprobs};
-    piece.token_byte_count = serve_token_bytes(turn->serve, number, token, sizeof token);
     if (turn->bytes + bytes < sizeof turn->text) {
         memcpy(turn->text + turn->bytes, text, bytes);
         turn->bytes += bytes;
@@ -146,7 +143,6 @@ static const char *remember(struct serve *serve, const struct serve_request *req
              request->session != NULL ? request->session : "");
     snprintf(serve->stop, sizeof serve->stop, "%s",
              request->stop_count > 0 ? request->stops[request->stop_count - 1] : "");
-    serve->first_role = last != NULL ? request->messages[0].role : TEMPLATE_USER;
     serve->turns++;
     serve->running++;
     pthread_cond_broadcast(&serve->changed);

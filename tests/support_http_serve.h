@@ -28,7 +28,6 @@ struct serve {
     /* Of the newest turn. */
     struct serve_request request; /* pointers are gone */
     char text[256], session[IMAGE_NAME_BYTES_MAX + 1], stop[64];
-    enum template_role first_role;
     uint32_t turns, running, cancelled, stopped_by_piece;
     int is_ready;
     /* What serve_picture gives. */

@@ -29,7 +29,6 @@ struct talk {
     int show;    /* print the answer while it is made */
     cJSON *said; /* with --json: one object for each turn, printed at the end */
     struct service_opened opened;
-    int first_text;
     int went_back; /* what is resident is not saved before the turn is */
 };
 

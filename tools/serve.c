@@ -95,12 +95,10 @@ int serve_is_ready(struct serve *serve) {
 
 /* --- the picture */
 
-static void picture_session(struct serve *serve, struct session *session, uint64_t now_ns,
-                            struct serve_session *out) {
+static void picture_session(struct session *session, uint64_t now_ns, struct serve_session *out) {
     struct session_info info;
     session_info(session, &info);
     *out = (struct serve_session){.state = info.state,
-                                  .leased = service_is_leased(serve->service, info.name),
                                   .n = info.n,
                                   .n_kv = info.n_kv,
                                   .slots = info.slots,
@@ -121,7 +119,7 @@ static enum kv_err picture_sessions(struct serve *serve, struct serve_picture *p
     if (picture->sessions == NULL)
         return KV_ERR_NOMEM;
     for (uint32_t i = 0; i < count; i++)
-        picture_session(serve, session_at(engine, i), now_ns, &picture->sessions[i]);
+        picture_session(session_at(engine, i), now_ns, &picture->sessions[i]);
     picture->session_count = count;
     return KV_OK;
 }

@@ -64,8 +64,6 @@ struct serve_piece {
     size_t text_bytes;
     int has_token;
     uint32_t token;
-    const char *token_bytes; /* the token's own, not always whole characters */
-    size_t token_byte_count;
     float logprob; /* these with logprobs asked */
     const struct serve_logprob *top;
     uint32_t top_count;
@@ -125,7 +123,6 @@ struct serve_session {
     enum session_state state;
     uint8_t owner[SERVE_OWNER_BYTES]; /* this line is filled by serve_picture_stored */
     int pinned, in_ram;
-    int leased;
     uint64_t n, n_kv, idle_ns;
     uint32_t slots, blocks, blocks_durable;
     uint32_t tier_blocks[16];

@@ -133,11 +133,8 @@ static void send_piece(struct serve_out *out, const uint32_t *token, int last) {
     }
     out->sent_bytes = safe;
     if (token != NULL) {
-        struct gguf_text bytes = tokenizer_piece(out->tokenizer, *token);
         piece.has_token = 1;
         piece.token = *token;
-        piece.token_bytes = bytes.bytes;
-        piece.token_byte_count = bytes.size_bytes;
     }
     if (token != NULL && out->logprobs != NULL && out->token_count <= atomic_load(&out->noted)) {
         const struct serve_logprob *at =
