@@ -5,13 +5,13 @@
  * Not responsible for: any I/O, names on disk, or when to save (snapshot/, restore/, tools/ through
  * struct engine_hooks).
  *
- * Threads: one scheduler thread at a time calls everything here, except engine_post and the
- * pointers of struct transfer_part, which a writer thread may read while it holds the block. Which
- * thread that is may change between calls and where a hook `away` says so.
+ * Threads: one scheduler thread at a time calls everything here, except engine_post and
+ * engine_post_behind. Which thread that is may change between calls and where a hook `away` says
+ * so.
  * Units: tokens, positions and pages are counts; slots are DESIGN section 3 slots; sizes in bytes.
- * Errors: INVALID, NOT_FOUND, BUSY (state does not allow it), LIMIT (context or named maximum),
- * NO_SLOTS, MISMATCH (model file or image), CORRUPT (model file), NOMEM, DEVICE (values that are
- * not finite; an accelerator that fails).
+ * Errors: INVALID, NOT_FOUND (also a device), EXISTS (a name, a needle's key), BUSY (state does not
+ * allow it), LIMIT (context or named maximum), NO_SLOTS, MISMATCH (model file or image), CORRUPT
+ * (model file), NOMEM, DEVICE (values that are not finite; an accelerator that fails).
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -38,7 +38,7 @@ struct engine_hooks {
      * transfer_block_durable or transfer_block_failed. */
     void (*block_sealed)(void *context, struct session *session, struct block *block);
     /* Attention will read planes of `block` that are not resident: the receiver reads them into
-     * the reserved slots (transfer_block_part) and then calls transfer_planes_arrived. */
+     * the reserved slots (transfer_block_missing) and then calls transfer_planes_arrived. */
     void (*planes_wanted)(void *context, struct session *session, struct block *block);
     /* `slots` more are needed than are free. The receiver may wait for pending writes or put idle
      * sessions to sleep; 1 when something changed and the engine should try again. */
@@ -147,8 +147,8 @@ int engine_lost(const struct engine *engine);
 uint32_t engine_relieve(struct engine *engine, uint32_t slots);
 int engine_balance(struct engine *engine);
 
-/* Runs `call(context)` on the scheduler thread before the next step. Any thread. NOMEM otherwise.
- * What is posted `behind` is work in pieces: one piece before each step. */
+/* Runs `call(context)` on the scheduler thread before the next step. Any thread. NOMEM: it never
+ * runs. What is posted `behind` is work in pieces: one piece before each step. */
 enum kv_err engine_post(struct engine *engine, void (*call)(void *context), void *context);
 enum kv_err engine_post_behind(struct engine *engine, void (*call)(void *context), void *context);
 /* Runs what is queued now, and one piece, without a step; 0 when there was nothing. */

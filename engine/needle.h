@@ -11,8 +11,9 @@
  *
  * Threads: the scheduler thread.
  * Units: nats.
- * Errors: INVALID, NOT_FOUND (the fact does not stand in the session, or in the sinks only),
- * LIMIT (question and answer do not fit one chunk), DEVICE, NOMEM.
+ * Errors: INVALID, NOT_FOUND (the fact does not stand in the session, or in the sinks only), EXISTS
+ * (same key), LIMIT (question and answer do not fit one chunk; too many needles), BUSY (fed tokens
+ * without KV; it is being asked), DEVICE, NOMEM.
  */
 #ifndef ENGINE_NEEDLE_H
 #define ENGINE_NEEDLE_H

@@ -47,7 +47,7 @@ struct receipt_seen {
     uint32_t coarse_blocks;
 };
 
-/* Of a wake out of memory whose proof follows its layers, since it began; all 0 otherwise. */
+/* Of a wake from the RAM tier whose proof follows its layers, since it began; all 0 otherwise. */
 struct receipt_layers {
     uint64_t published_ns;
     uint64_t sent_ns, first_ns, copied_ns; /* layers: the first handed over; the first there, all */

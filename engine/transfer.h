@@ -166,8 +166,8 @@ enum kv_err transfer_load_ids(struct transfer_load *load, uint64_t first, const 
 /* Page `index` of the image (or the sinks): dense bytes, one part. */
 void transfer_load_page(struct transfer_load *load, uint32_t index, struct transfer_part *part_out);
 void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_out);
-/* One swap: the session exists, WAKING, with nothing prefilled. Owned by the engine from now on. */
-/* NO_SLOTS (sessions_max are resident by now), EXISTS, DEVICE, NOMEM: nothing changed, the load is
+/* One swap: the session exists, WAKING, with nothing prefilled. Owned by the engine from now on.
+ * NO_SLOTS (sessions_max are resident by now), EXISTS, DEVICE, NOMEM: nothing changed, the load is
  * still to be abandoned. */
 enum kv_err transfer_load_publish(struct transfer_load *load, struct session **session_out,
                                   struct kv_diag *diag);

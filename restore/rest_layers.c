@@ -1,4 +1,4 @@
-/* restore/rest_layers.c - a wake out of memory, whose planes are followed by its proof.
+/* restore/rest_layers.c - a wake from the RAM tier, whose planes are followed by its proof.
  *
  * Responsible for: what rest_layers.h says.
  * Not responsible for: computing the proof.

@@ -1,4 +1,4 @@
-/* restore/rest_layers.h - a wake out of memory, whose planes are followed by its proof.
+/* restore/rest_layers.h - a wake from the RAM tier, whose planes are followed by its proof.
  *
  * Responsible for: a session that lies in the RAM tier as a whole: first what every layer needs,
  * then, behind its publishing, the planes in groups of layers, while the proof is asked for those

@@ -38,7 +38,7 @@ void rest_load_count(struct receipt *receipt, const struct rest_fetch_item *item
 
 /* Fills everything that `load` reserved from the list, which it takes. Adds bytes, digests and
  * times to the receipt. On an error *in_doubt_out says whether a late read may still write into the
- * slots: then they must stay reserved. CORRUPT, IO, NOMEM, CANCELLED. */
+ * slots: then they must stay reserved. CORRUPT, IO, DEVICE, NOMEM, CANCELLED. */
 struct rest_load_args {
     const struct restore_source *source;
     const struct rest_plan *plan;

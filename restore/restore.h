@@ -4,16 +4,16 @@
  * Not responsible for: making room (tools/), writing anything (snapshot/), or prefilling: nothing
  * is ever recomputed here.
  *
- * Everything lands in reserved slots that no session can see, or, out of memory, in those of one
- * that is WAKING and does nothing but show that it is right; a failure frees them and changes
+ * Everything lands in reserved slots that no session can see, or, from the RAM tier, in those of
+ * one that is WAKING and does nothing but show that it is right; a failure frees them and changes
  * nothing else. No session goes on before every digest is right.
  *
  * Threads: the engine's scheduler thread; reads and digests overlap inside.
  * Units: bytes, tokens, nanoseconds.
  * Errors: NOT_FOUND (an older snapshot that is kept no more, too), EXISTS (already resident),
  * MISMATCH (field and both values), VERSION, CORRUPT (record, stream and what differs), NO_SLOTS
- * (need and have), IO, NOMEM, PROOF (bytes were right but the fingerprint or a kept needle was not;
- * the session is dropped again), CANCELLED.
+ * (need and have), IO, NOMEM, DEVICE, PROOF (bytes were right but the fingerprint or a kept needle
+ * was not; the session is dropped again), CANCELLED.
  */
 #ifndef RESTORE_RESTORE_H
 #define RESTORE_RESTORE_H

@@ -5,6 +5,7 @@
  *
  * Threads: whichever owns the batch.
  * Units: counts.
+ * Errors: CORRUPT, VERSION (a record), IO, NOMEM; of the batch NO_SPACE and LIMIT.
  */
 #ifndef SNAPSHOT_SNAP_GC_H
 #define SNAPSHOT_SNAP_GC_H

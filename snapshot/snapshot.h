@@ -8,9 +8,10 @@
  * Threads: functions are called on the engine's scheduler thread unless noted; the background
  * thread belongs to the handle, never blocks a step, and answers through engine_post.
  * Units: bytes, tokens, nanoseconds.
- * Errors: INVALID, NOT_FOUND, BUSY (a save of this session is under way), IO, NO_SPACE (of the
- * disk), NOMEM, LIMIT (also: the byte budget is reached), DEVICE. After an error the session is
- * whole, resident and not marked durable; the snapshots before are valid.
+ * Errors: INVALID, NOT_FOUND, EXISTS (a tag or name), BUSY (a save of this session is under way),
+ * CORRUPT and VERSION (a record), IO, NO_SPACE (of the disk), NOMEM, LIMIT (also: the byte budget
+ * is reached), DEVICE. After an error the session is whole, resident and not marked durable; the
+ * snapshots before are valid.
  */
 #ifndef SNAPSHOT_SNAPSHOT_H
 #define SNAPSHOT_SNAPSHOT_H

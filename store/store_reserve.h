@@ -22,8 +22,8 @@ struct store;
 
 enum { STORE_RESERVE_BYTES = 512 * 1024 };
 
-/* The file itself; its blocks come with store_reserve_take. KV_ERR_IO, KV_ERR_CORRUPT a symbolic
- * link; a disk too full for the name is no error. */
+/* The file itself; its blocks come with store_reserve_take. KV_ERR_IO, KV_ERR_NOMEM, KV_ERR_CORRUPT
+ * a symbolic link; a disk too full for the name is no error. */
 enum kv_err store_reserve_open(struct store *store, struct kv_diag *diag);
 void store_reserve_close(struct store *store);
 

@@ -1,4 +1,4 @@
-/* tests/test_layers.c - wakes out of memory, whose proof follows their layers.
+/* tests/test_layers.c - wakes from the RAM tier, whose proof follows their layers.
  *
  * Responsible for: no layer is said to be there before all of it is; the bits of such a wake;
  * damage that is named although the proof has passed; wakes that are stopped or fail halfway.

@@ -75,7 +75,7 @@ enum kv_err cmd_bench_first(struct cmd *cmd, struct service *service,
         KV_TRY(ask_once(cmd, service, RECEIPT_TIERS_EXACT, &memory[run], &receipt, diag));
         if (receipt.door_bytes != 0 || receipt.ram_bytes == 0)
             KV_TRY(kv_diag_set(diag, KV_ERR_PROOF,
-                               "bench restore: a wake out of memory read %llu "
+                               "bench restore: a wake from memory read %llu "
                                "bytes of the disk",
                                (unsigned long long)receipt.door_bytes));
     }
