@@ -144,6 +144,84 @@ static void a_little_more_is_no_new_one(void **state) {
     pinned_release(&pinned);
 }
 
+/* --- large ones */
+
+struct fixing {
+    struct source source;
+    struct testing_alloc testing;
+    void *at[PINNED_MAX]; /* fixed now */
+    uint32_t count, refused;
+    int refuses;
+};
+
+static int fix(void *context, void *at, uint64_t bytes) {
+    struct fixing *fixing = context;
+
+    look(&fixing->source);
+    for (uint32_t i = 0; bytes == 0 && i < fixing->count; i++) {
+        if (fixing->at[i] != at)
+            continue;
+        fixing->at[i] = fixing->at[--fixing->count];
+        return 1;
+    }
+    fixing->refused += bytes == 0 || fixing->refuses;
+    if (bytes == 0 || fixing->refuses)
+        return 0;
+    assert_true(fixing->count < PINNED_MAX);
+    fixing->at[fixing->count++] = at;
+    return 1;
+}
+
+/* BREAK_PINNED_FIXED frees memory that is still pinned. */
+static void large_ones_are_pinned_where_they_are(void **state) {
+    struct fixing fixing = {.refuses = 0};
+    struct pinned pinned;
+    enum { MUCH = KV_ALLOC_LARGE_BYTES };
+
+    (void)state;
+    testing_alloc_init(&fixing.testing, 0);
+    pinned_init(&pinned, take, give, &fixing);
+    pinned_large(&pinned, &fixing.testing.alloc, fix);
+    fixing.source.pinned = &pinned;
+    uint8_t *small = pinned_get(&pinned, MUCH / 2), *large = pinned_get(&pinned, MUCH);
+    assert_non_null(small);
+    assert_non_null(large);
+    assert_int_equal(fixing.source.taken, 1);
+    assert_int_equal(fixing.count, 1);
+    assert_int_equal((uintptr_t)large % 4096, 0);
+    memset(large, 1, MUCH);
+    pinned_put(&pinned, large);
+    assert_ptr_equal(pinned_get(&pinned, MUCH), large);
+    assert_true(pinned_has(&pinned, large, MUCH));
+    /* What cannot be pinned, or is not there, is taken. */
+    fixing.refuses = 1;
+    assert_non_null(pinned_get(&pinned, 2 * (uint64_t)MUCH));
+    assert_int_equal(fixing.refused, 1);
+    assert_int_equal(fixing.source.taken, 2);
+    fixing.refuses = 0;
+    fixing.testing.fail_at = fixing.testing.request_count + 1;
+    assert_non_null(pinned_get(&pinned, 3 * (uint64_t)MUCH));
+    assert_int_equal(fixing.source.taken, 3);
+    assert_int_equal(fixing.testing.live_count, 1);
+    /* One that is not fixed gives its place to one that is, and the other way round. */
+    for (uint32_t i = 4; i < PINNED_MAX; i++)
+        assert_non_null(pinned_get(&pinned, 4096));
+    pinned_put(&pinned, small);
+    small = pinned_get(&pinned, 4 * (uint64_t)MUCH);
+    assert_non_null(small);
+    assert_int_equal(fixing.count, 2);
+    pinned_put(&pinned, small);
+    fixing.refuses = 1;
+    assert_non_null(pinned_get(&pinned, 6 * (uint64_t)MUCH));
+    assert_int_equal(fixing.count, 1);
+    assert_int_equal(fixing.source.locked, 0);
+    fixing.source.pinned = NULL;
+    pinned_release(&pinned);
+    assert_int_equal(fixing.count, 0);
+    assert_int_equal(fixing.testing.live_count, 0);
+    assert_int_equal(fixing.source.taken, fixing.source.given);
+}
+
 /* BREAK_PINNED_END: only the first byte is looked at. */
 static void a_range_is_in_one_buffer_or_in_none(void **state) {
     struct source source = {0};
@@ -210,5 +288,6 @@ TESTING_MAIN(cmocka_unit_test(nobody_shares_a_buffer),
              cmocka_unit_test(what_is_given_back_serves_again),
              cmocka_unit_test(nobody_waits_while_one_is_pinned),
              cmocka_unit_test(a_little_more_is_no_new_one),
+             cmocka_unit_test(large_ones_are_pinned_where_they_are),
              cmocka_unit_test(a_range_is_in_one_buffer_or_in_none),
              cmocka_unit_test(what_stays_long_shares_pieces))

@@ -5,6 +5,8 @@
  */
 #include "engine/device/device.h"
 
+#include "engine/device/pinned.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -34,16 +36,21 @@ uint64_t device_room(struct device *device) {
 }
 
 void *device_host_get(struct device *device, uint64_t bytes) {
-    return device->ops->host_get(device, bytes);
+    return device->ops->host_get ? device->ops->host_get(device, bytes)
+                                 : pinned_get(device->pinned, bytes);
 }
 
 void *device_host_keep(struct device *device, uint64_t bytes) {
-    return device->ops->host_keep ? device->ops->host_keep(device, bytes) : NULL;
+    if (device->ops->host_keep)
+        return device->ops->host_keep(device, bytes);
+    return device->pinned ? pinned_keep(device->pinned, bytes) : NULL;
 }
 
 void device_host_put(struct device *device, void *memory) {
-    if (memory)
+    if (memory && device->ops->host_put)
         device->ops->host_put(device, memory);
+    else if (memory)
+        pinned_put(device->pinned, memory);
 }
 
 void *device_mapped(struct device *device, void *at) {

@@ -78,6 +78,7 @@ struct device_fill {
 /* How a weight is used, which decides how it is held: rows looked up, or a factor. */
 enum device_use { DEVICE_TABLE, DEVICE_FACTOR };
 
+struct pinned;
 struct device_matmuls { /* products that do not depend on each other */
     const struct ops_matmul *args;
     uint32_t count; /* 1 … DEVICE_MATMULS_MAX */
@@ -99,8 +100,9 @@ struct device_ops {
     void *(*get)(struct device *device, uint64_t bytes);
     void (*put)(struct device *device, void *memory);
     uint64_t (*room)(struct device *device);
+    /* NULL: out of the device's `pinned`; without that none is kept that is special. */
     void *(*host_get)(struct device *device, uint64_t bytes);
-    void *(*host_keep)(struct device *device, uint64_t bytes); /* NULL: none is special */
+    void *(*host_keep)(struct device *device, uint64_t bytes);
     void (*host_put)(struct device *device, void *memory);
     void *(*mapped)(struct device *device, void *at); /* NULL: the processor reaches nothing */
     void (*fill)(struct device *device, const struct device_fill *fill);
@@ -139,6 +141,7 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     const struct kv_clock *clock;
+    struct pinned *pinned;        /* memory of the processor; or NULL */
     const char *kind;             /* "host-c", "cuda-sm90": part of the numerics id … */
     const char *weight_path;      /* … as is how weights are multiplied with … */
     const char *details;          /* … and what else decides the bits: "" on the host */

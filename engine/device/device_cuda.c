@@ -169,16 +169,13 @@ static void unpin(void *context, void *at) {
     (void)context, (void)cudaFreeHost(at);
 }
 
-static void *cuda_host_get(struct device *device, uint64_t bytes) {
-    return pinned_get(&cuda_of(device)->pinned, bytes);
-}
-
-static void *cuda_host_keep(struct device *device, uint64_t bytes) {
-    return pinned_keep(&cuda_of(device)->pinned, bytes);
-}
-
-static void cuda_host_put(struct device *device, void *memory) {
-    pinned_put(&cuda_of(device)->pinned, memory);
+/* What is there already; with 0 bytes it is let go. */
+static int pin_there(void *context, void *at, uint64_t bytes) {
+    (void)cudaSetDevice(((const struct cuda *)context)->index);
+    cudaError_t error =
+        bytes ? cudaHostRegister(at, bytes, cudaHostRegisterPortable) : cudaHostUnregister(at);
+    (void)cudaGetLastError();
+    return error == cudaSuccess;
 }
 
 static void cuda_fill(struct device *device, const struct device_fill *fill) {
@@ -651,9 +648,6 @@ static const struct device_ops cuda_ops = {
     .get = cuda_get,
     .put = cuda_put,
     .room = cuda_room,
-    .host_get = cuda_host_get,
-    .host_keep = cuda_host_keep,
-    .host_put = cuda_host_put,
     .fill = cuda_fill,
     .copy_in = cuda_copy_in,
     .copy_out = cuda_copy_out,
@@ -784,7 +778,9 @@ enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
                                    .simd_name = "cuda",
                                    .threads = 1,
                                    .apart = 1};
+    cuda->device.pinned = &cuda->pinned;
     pinned_init(&cuda->pinned, pin, unpin, cuda);
+    pinned_large(&cuda->pinned, cuda->alloc, pin_there);
     for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++)
         pthread_mutex_init(&cuda->lanes[i].lock, NULL);
     err = open_cuda(cuda, settings, diag);

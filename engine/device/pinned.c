@@ -18,10 +18,39 @@ void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
     slabs_init(&pinned->slabs, take, give, context);
 }
 
+void pinned_large(struct pinned *pinned, const struct kv_alloc *alloc,
+                  int (*fix)(void *, void *, uint64_t)) {
+    pinned->alloc = alloc;
+    pinned->fix = fix;
+}
+
+static uint8_t *take(struct pinned *pinned, uint64_t bytes, int *fixed_out) {
+    uint8_t *at = NULL;
+
+    if (pinned->alloc && bytes >= KV_ALLOC_LARGE_BYTES)
+        at = kv_alloc_large(pinned->alloc, bytes);
+    *fixed_out = at && pinned->fix(pinned->context, at, bytes);
+    if (*fixed_out)
+        return at;
+    if (at)
+        kv_alloc_release(pinned->alloc, at);
+    return pinned->take(pinned->context, bytes);
+}
+
+static void give(struct pinned *pinned, uint8_t *at, int fixed) {
+    if (at && !fixed)
+        pinned->give(pinned->context, at);
+    if (!at || !fixed)
+        return;
+#ifndef BREAK_PINNED_FIXED
+    (void)pinned->fix(pinned->context, at, 0);
+#endif
+    kv_alloc_release(pinned->alloc, at);
+}
+
 void pinned_release(struct pinned *pinned) {
     for (uint32_t i = 0; i < PINNED_MAX; i++)
-        if (pinned->buffers[i].at)
-            pinned->give(pinned->context, pinned->buffers[i].at);
+        give(pinned, pinned->buffers[i].at, pinned->buffers[i].fixed);
     slabs_release(&pinned->slabs);
     pthread_mutex_destroy(&pinned->lock);
 }
@@ -63,6 +92,7 @@ static uint64_t rounded(uint64_t bytes) {
 /* A new one in the place of `spare`. Pinning takes long and whoever copies looks at the list, so it
  * is done without the lock; meanwhile the place is taken and has no memory. */
 static void renew(struct pinned *pinned, uint32_t spare, uint64_t bytes) {
+    int old_fixed = pinned->buffers[spare].fixed, fixed;
     uint8_t *old = pinned->buffers[spare].at, *at;
 
     pinned->buffers[spare].at = NULL;
@@ -71,13 +101,13 @@ static void renew(struct pinned *pinned, uint32_t spare, uint64_t bytes) {
 #ifndef BREAK_PINNED_LOCK
     pthread_mutex_unlock(&pinned->lock);
 #endif
-    if (old)
-        pinned->give(pinned->context, old);
-    at = pinned->take(pinned->context, bytes);
+    give(pinned, old, old_fixed);
+    at = take(pinned, bytes, &fixed);
 #ifndef BREAK_PINNED_LOCK
     pthread_mutex_lock(&pinned->lock);
 #endif
     pinned->buffers[spare].at = at;
+    pinned->buffers[spare].fixed = fixed;
     pinned->buffers[spare].bytes = at ? bytes : 0;
     pinned->buffers[spare].taken = at != NULL;
 }

@@ -2,7 +2,7 @@
  *
  * Responsible for: keeping buffers that were given back, the one that fits best, whether an address
  * is within one.
- * Not responsible for: getting and freeing their memory: the two calls of the device.
+ * Not responsible for: getting, pinning and freeing their memory: the calls of the device.
  *
  * Pinning costs a millisecond per 4 MiB and unpinning waits for the device, so buffers are kept,
  * and large ones are rounded up so that they serve again.
@@ -14,6 +14,7 @@
 #define ENGINE_DEVICE_PINNED_H
 
 #include "engine/device/slabs.h"
+#include "store/base/alloc.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -27,16 +28,23 @@ struct pinned {
     void *(*take)(void *context, uint64_t bytes); /* NULL: there is none */
     void (*give)(void *context, void *at);
     void *context;
+    const struct kv_alloc *alloc; /* of large ones; NULL: those are taken, too */
+    int (*fix)(void *context, void *at, uint64_t bytes);
     struct {
         uint8_t *at;
         uint64_t bytes;
-        int taken;
+        int taken, fixed;
     } buffers[PINNED_MAX];
     struct slabs slabs; /* for what is kept for long: pinned_keep */
 };
 
 void pinned_init(struct pinned *pinned, void *(*take)(void *, uint64_t),
                  void (*give)(void *, void *), void *context);
+/* Before the first get: buffers of KV_ALLOC_LARGE_BYTES and more are kv_alloc_large's, so that a
+ * disk moves them faster, and `fix` pins them where they are, or lets go of them with 0 bytes; 0:
+ * it cannot, and the buffer is taken as a small one is. */
+void pinned_large(struct pinned *pinned, const struct kv_alloc *alloc,
+                  int (*fix)(void *, void *, uint64_t));
 /* Frees all of them, taken or not. */
 void pinned_release(struct pinned *pinned);
 
