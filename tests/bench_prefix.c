@@ -40,9 +40,7 @@ int main(int argc, char **argv) {
     char dir[TESTING_PATH_BYTES];
     struct life life;
     struct kv_diag diag = {""};
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     support_engine_ids(testing_seed("ids", 1), 256, ids, 4096);
     make(&life, "short", 300);
     make(&life, "long", 2100);

@@ -155,6 +155,12 @@ void life_open(const struct life_options *options, struct life *life_out) {
     *life_out = life;
 }
 
+void life_begin(char dir_out[TESTING_PATH_BYTES], struct life *life_out) {
+    testing_temp_dir(dir_out);
+    const struct life_options options = life_default(dir_out);
+    life_open(&options, life_out);
+}
+
 void life_close(struct life *life) {
     life->hook->snapshot = NULL;
     snapshot_close(life->snapshot);

@@ -62,6 +62,8 @@ void life_rig_close(struct life_rig *rig);
 void life_rig_reopen(struct life_rig *rig); /* with its options as they are now */
 /* Fails the test on an error. */
 void life_open(const struct life_options *options, struct life *life_out);
+/* The usual one, in a folder of its own. */
+void life_begin(char dir_out[TESTING_PATH_BYTES], struct life *life_out);
 /* In order: snapshot, store, engine, whose slots a late read may still write. */
 void life_close(struct life *life);
 

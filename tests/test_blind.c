@@ -44,9 +44,7 @@ static void a_foreign_plane_is_caught_by_the_fingerprint(void **state) {
         char dir[TESTING_PATH_BYTES];
         struct life life;
         struct kv_diag diag = {""};
-        testing_temp_dir(dir);
-        struct life_options options = life_default(dir);
-        life_open(&options, &life);
+        life_begin(dir, &life);
         struct session *mine = life_session(&life, "mine", IMAGE_RECIPE_V3);
         struct session *theirs = life_session(&life, "theirs", IMAGE_RECIPE_V3);
         life_say(mine, 1, 900, 3, NULL);

@@ -156,9 +156,7 @@ static void demoted_and_promoted_is_never_demoted(void **state) {
     struct life_turn twin_turn, turn;
     struct receipt receipt;
     struct session_info info;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     struct session *twin = life_session(&life, "twin", IMAGE_RECIPE_V3);
     struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
     set_ages(twin, &fine);
@@ -204,9 +202,7 @@ static void short_sessions_wake(void **state) {
     static const uint32_t lengths[] = {1, 2, 63, 64, 65, 128, 319, 320, 575, 576, 577};
     char dir[TESTING_PATH_BYTES];
     struct life life;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct life_turn kept, woken;
         struct receipt receipt;
@@ -234,9 +230,7 @@ static void nothing_pending_is_the_same_slept_or_not(void **state) {
     char dir[TESTING_PATH_BYTES];
     struct life life;
     struct kv_diag diag = {""};
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     struct session *session = life_session(&life, "chat", IMAGE_RECIPE_V3);
     life_say(session, 1, 700, 0, NULL);
     life_save(&life, session, 0);

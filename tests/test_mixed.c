@@ -178,9 +178,7 @@ static void one_of_four_is_refused(void **state) {
     struct store_extent extent;
     struct kv_diag diag = {""};
     uint8_t page[4096];
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     for (uint32_t i = 0; i < 4; i++) {
         char name[8];
         name_of(i, name);

@@ -343,9 +343,7 @@ static void one_that_fits_at_the_floor_comes_up(void **state) {
     struct session *session;
     struct kv_diag diag = {""};
     const struct restore_options at_floor = {.tiers = RECEIPT_TIERS_FLOOR};
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     session = make(&life, "chat", pressed);
     life_say(session, 1, 1500, 4, NULL);
     const struct kv_digest never = life_resident(session);
@@ -623,9 +621,7 @@ static void life_of(struct image_policy policy, const enum layout_stream *leavin
     struct receipt receipt;
     struct session_info info;
     struct life_turn twin_turn, turn;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     struct session *twin = make(&life, "twin", policy);
     struct session *session = make(&life, "chat", policy);
     life_say(twin, 1, 2000, 3, NULL);

@@ -366,9 +366,7 @@ static void expire_lets_a_whole_session_go(void **state) {
     char dir[TESTING_PATH_BYTES];
     struct life life;
     struct kv_diag diag = {""};
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_asleep(&life, "a", 1);
     make_asleep(&life, "b", 2);
     make_asleep(&life, "c", 3);
@@ -444,9 +442,7 @@ static void a_failed_wake_is_no_use(void **state) {
     struct life life;
     struct store_extent extent;
     struct kv_diag diag = {""};
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_asleep(&life, "old", 1);
     make_asleep(&life, "young", 2);
     struct record_snapshot head = life_head(&life, "old", NULL);
@@ -486,9 +482,7 @@ static void a_bad_refinement_plane_is_given_up(void **state) {
     struct life life;
     struct receipt receipt;
     struct kv_diag diag = {""};
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_asleep(&life, "chat", 4);
     make_asleep(&life, "other", 5);
     struct record_snapshot head = life_head(&life, "chat", NULL);

@@ -10,7 +10,7 @@
 #include "tools/service.h"
 
 #include "engine/model/tokenizer.h"
-#include "tests/support_tiny_model.h"
+#include "tests/support_serve.h"
 #include "tests/testing.h"
 #include "tools/cmd_host.h"
 #include "tools/service_inner.h"
@@ -24,50 +24,22 @@
 #include <time.h>
 #include <unistd.h>
 
-struct fixture {
-    char home[TESTING_PATH_BYTES];
-    char store[TESTING_PATH_BYTES + 16], model[TESTING_PATH_BYTES + 16];
-    struct service_settings settings;
-    struct service *service;
-    struct kv_diag diag;
-};
-
-static void open_service(struct fixture *fixture) {
+static void open_service(struct serving *fixture) {
     enum kv_err err = service_open(&fixture->settings, &fixture->service, &fixture->diag);
     if (err != KV_OK)
         fail_msg("service_open: %s", fixture->diag.text);
 }
 
 static int set_up(void **state) {
-    struct fixture *fixture = calloc(1, sizeof *fixture);
-    struct tiny_model_options options = tiny_model_default();
-    testing_temp_dir(fixture->home);
-    snprintf(fixture->store, sizeof fixture->store, "%s/store", fixture->home);
-    snprintf(fixture->model, sizeof fixture->model, "%s/tiny.gguf", fixture->home);
-    tiny_model_write(&options, fixture->model);
-    service_settings_usual(&fixture->settings);
-    fixture->settings.model_path = fixture->model;
-    fixture->settings.store_dir = fixture->store;
-    fixture->settings.threads = 1;
-    fixture->settings.slot_budget_bytes = 16 << 20;
-    fixture->settings.reserve_slots = 16;
-    fixture->settings.poison_free_slots = 1;
-    fixture->settings.shuffle_seed = testing_seed("shuffle", 7);
+    serving_set_up(state);
+    struct serving *fixture = *state;
     fixture->settings.policy =
         (struct image_policy){.recipe = IMAGE_RECIPE_V3, .age_count = 3, .ages = {256, 512, 768}};
     open_service(fixture);
-    *state = fixture;
     return 0;
 }
 
-static int tear_down(void **state) {
-    struct fixture *fixture = *state;
-    service_close(fixture->service);
-    free(fixture);
-    return 0;
-}
-
-static struct session *session_of(struct fixture *fixture, const char *name, int create,
+static struct session *session_of(struct serving *fixture, const char *name, int create,
                                   enum service_found wanted) {
     struct session *session = NULL;
     struct service_opened opened;
@@ -82,7 +54,7 @@ static struct session *session_of(struct fixture *fixture, const char *name, int
 }
 
 /* The answer is written into `answer` (256 bytes) when that is not NULL. */
-static struct receipt say(struct fixture *fixture, struct session *session, const char *text,
+static struct receipt say(struct serving *fixture, struct session *session, const char *text,
                           uint32_t tokens_max, char *answer) {
     struct template_message message = {TEMPLATE_USER, text, strlen(text)};
     const struct turn_options options = {
@@ -100,7 +72,7 @@ static struct receipt say(struct fixture *fixture, struct session *session, cons
     return receipt;
 }
 
-static uint64_t feed_document(struct fixture *fixture, struct session *session, uint64_t end) {
+static uint64_t feed_document(struct serving *fixture, struct session *session, uint64_t end) {
     static char text[40000];
     struct session_info info;
     for (size_t at = 0; at + 16 < sizeof text;)
@@ -115,7 +87,7 @@ static uint64_t feed_document(struct fixture *fixture, struct session *session, 
 }
 
 static void a_name_is_found_wherever_it_is(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct receipt receipt;
     struct session *session = NULL;
     struct service_opened opened;
@@ -140,7 +112,7 @@ static void a_name_is_found_wherever_it_is(void **state) {
         KV_ERR_INVALID);
 }
 
-static uint32_t residents(struct fixture *fixture) {
+static uint32_t residents(struct serving *fixture) {
     uint32_t count = 0;
     while (session_at(service_engine(fixture->service), count) != NULL)
         count++;
@@ -148,7 +120,7 @@ static uint32_t residents(struct fixture *fixture) {
 }
 
 /* More sessions than slots: the least recently used sleep, all come back as themselves. */
-static enum kv_err lookup_as(struct fixture *fixture, const char *name, const uint8_t *owner) {
+static enum kv_err lookup_as(struct serving *fixture, const char *name, const uint8_t *owner) {
     struct session *session = NULL;
     struct service_opened opened;
     const struct service_lookup lookup = {.create = 1, .owner = owner};
@@ -158,7 +130,7 @@ static enum kv_err lookup_as(struct fixture *fixture, const char *name, const ui
 /* Awake, asleep and by whoever asks first: another owner's name is nowhere.
  * Fails with BREAK_FOREIGN_NAME. */
 static void names_belong_to_an_owner(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     static const uint8_t alice[IMAGE_OWNER_BYTES] = {1}, bob[IMAGE_OWNER_BYTES] = {2};
     static const uint8_t nobody[IMAGE_OWNER_BYTES];
     struct receipt receipt;
@@ -180,7 +152,7 @@ static void names_belong_to_an_owner(void **state) {
 
 /* Fails with BREAK_LEAST_RECENT. */
 static void room_is_made_by_the_least_recently_used(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     enum { SESSIONS = 8 };
     uint64_t tokens[SESSIONS];
     char name[8];
@@ -215,7 +187,7 @@ static void room_is_made_by_the_least_recently_used(void **state) {
 }
 
 static void too_much_room_is_refused_with_need_and_have(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
     say(fixture, session, "hello", 4, NULL);
     assert_int_equal(service_make_room(fixture->service, 1000000, session, &fixture->diag),
@@ -235,7 +207,7 @@ static int stop_at_once(void *context) {
 
 /* Fails with BREAK_OPEN_TURN. */
 static void turns_are_closed_however_they_ended(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
     struct engine *engine = service_engine(fixture->service);
     uint32_t end_id = template_end_id(engine_template(engine));
@@ -266,7 +238,7 @@ static void turns_are_closed_however_they_ended(void **state) {
 }
 
 static void a_document_is_cut_to_its_length(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     static const uint64_t ends[] = {64, 320, 321, 777, 2048};
     char name[8];
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
@@ -282,7 +254,7 @@ static void a_document_is_cut_to_its_length(void **state) {
 }
 
 static void sleep_does_not_change_an_answer(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     char awake[256], asleep[256];
     struct receipt receipt;
     struct session *session = session_of(fixture, "awake", 1, SERVICE_NEW);
@@ -300,7 +272,7 @@ static void sleep_does_not_change_an_answer(void **state) {
 /* CASE-19: the session stays on the device and says what it said before. */
 /* BREAK_EMPTY_SLEEP refuses: a chat in which nothing was said could not be left by /sleep. */
 static void one_without_tokens_sleeps_without_a_trace(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct receipt receipt;
     struct service_opened opened;
     const struct service_lookup only_there = {.create = 0};
@@ -320,7 +292,7 @@ static void one_without_tokens_sleeps_without_a_trace(void **state) {
 }
 
 static void a_save_that_fails_leaves_the_session_whole(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct receipt receipt;
     struct session_info before, after;
     service_close(fixture->service);
@@ -347,7 +319,7 @@ static void a_save_that_fails_leaves_the_session_whole(void **state) {
 }
 
 static void reading_only_wakes_but_never_writes(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct receipt receipt;
     struct service *reader = NULL;
     struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
@@ -367,7 +339,7 @@ static void reading_only_wakes_but_never_writes(void **state) {
 
 /* Every allocation of opening fails once: nothing stays behind, and the store opens afterwards. */
 static void opening_survives_every_failed_allocation(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct testing_alloc testing;
     service_close(fixture->service);
     fixture->service = NULL;
@@ -405,7 +377,7 @@ static uint64_t on_receipt(void *context, const struct receipt *receipt) {
 }
 
 /* "a" asleep with blocks at every tier. */
-static void sleep_long(struct fixture *fixture, const char *name) {
+static void sleep_long(struct serving *fixture, const char *name) {
     struct receipt receipt;
     struct session *session = session_of(fixture, name, 1, SERVICE_NEW);
     feed_document(fixture, session, 1900);
@@ -414,7 +386,7 @@ static void sleep_long(struct fixture *fixture, const char *name) {
 }
 
 static void an_eager_turn_is_told_of_twice(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct told told = {.count = 0};
     struct session_info info;
     struct receipt saved;
@@ -450,7 +422,7 @@ static void an_eager_turn_is_told_of_twice(void **state) {
 }
 
 /* Slots for so many beside the reserve. */
-static void open_with_slots(struct fixture *fixture, uint32_t slots) {
+static void open_with_slots(struct serving *fixture, uint32_t slots) {
     struct engine_slots now;
     engine_slots(service_engine(fixture->service), &now);
     service_close(fixture->service);
@@ -461,7 +433,7 @@ static void open_with_slots(struct fixture *fixture, uint32_t slots) {
 }
 
 static void too_few_slots_are_enough_for_the_floor(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct restore_plan plan;
     struct session *session = NULL;
     struct session_info info;
@@ -504,7 +476,7 @@ static void too_few_slots_are_enough_for_the_floor(void **state) {
 
 /* Two wakes found one seat left and the other one is done first: not the caller's mistake. */
 static int take_the_seat(void *context, uint64_t done, uint64_t all) {
-    struct fixture *fixture = context;
+    struct serving *fixture = context;
     struct session *other = NULL;
     const struct session_settings settings = {
         .name = "other", .policy = fixture->settings.policy, .sampler = fixture->settings.sampler};
@@ -522,7 +494,7 @@ static uint64_t count_receipt(void *context, const struct receipt *receipt) {
 }
 
 static void a_seat_taken_during_a_wake_is_waited_for(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     const struct restore_options options = {.progress = take_the_seat, .progress_context = fixture};
     struct session *session = NULL;
     struct receipt receipt;
@@ -544,7 +516,7 @@ static void a_seat_taken_during_a_wake_is_waited_for(void **state) {
 }
 
 static void a_session_kept_in_memory_wakes_without_the_disk(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct store_read_stats stats;
     struct session *session = NULL;
     struct receipt receipt;
@@ -565,7 +537,7 @@ static void a_session_kept_in_memory_wakes_without_the_disk(void **state) {
     assert_int_equal(receipt.door_bytes, 0);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
+#define TEST(function) cmocka_unit_test_setup_teardown(function, set_up, serving_tear_down)
 
 /* --- commands in a daemon */
 
@@ -581,7 +553,7 @@ static void on_hosted_change(void *context, const char *name) {
     snprintf(hosted->changed, sizeof hosted->changed, "%s", name);
 }
 
-static void hosted_begin(struct fixture *fixture, struct hosted *hosted, const char *name) {
+static void hosted_begin(struct serving *fixture, struct hosted *hosted, const char *name) {
     struct service *service = NULL;
     memset(hosted, 0, sizeof *hosted);
     hosted->config.words[0] = "snapshot";
@@ -600,7 +572,7 @@ static void hosted_begin(struct fixture *fixture, struct hosted *hosted, const c
 }
 
 static void a_command_drops_only_what_it_did_itself(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     static struct hosted hosted;
     struct engine *engine = service_engine(fixture->service);
     feed_document(fixture, session_of(fixture, "a", 1, SERVICE_NEW), 300);
@@ -624,7 +596,7 @@ static void a_command_drops_only_what_it_did_itself(void **state) {
 }
 
 static void what_a_command_makes_is_its_own_until_it_is_told(void **state) {
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     static struct hosted hosted;
     const struct service_patience none = {.deadline_ns = 0};
     struct service_lease lease = {.name = ""};
@@ -680,7 +652,7 @@ static int lend_until_left(struct branching *branching) {
  * goes between two pieces of a long work. BREAK_WRITER_LEND makes it wait for the last one. */
 static void waiting_for_the_writer_holds_nobody_up(void **state) {
     enum { SECONDS_MAX = 60 };
-    struct fixture *fixture = *state;
+    struct serving *fixture = *state;
     struct branching branching = {.service = fixture->service};
     const struct restore_options wake = {.as = "b"};
     struct session_info info;

@@ -89,9 +89,7 @@ static void unused_records_go(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
     struct life life;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_sessions(&life);
     struct snap_care_report report = collect(&life, 0);
     assert_int_equal(report.sessions, 2);
@@ -151,9 +149,7 @@ static void wrong_counts_are_mended(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
     struct life life;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_sessions(&life);
     uint64_t snapshot = 0;
     struct record_snapshot head = life_head(&life, "second", &snapshot);
@@ -179,9 +175,7 @@ static void damage_stops_deleting(void **state) {
     char dir[TESTING_PATH_BYTES];
     struct life life;
     struct receipt receipt;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_sessions(&life);
     uint64_t snapshot = 0;
     struct store_stats before;
@@ -259,9 +253,7 @@ static void scrub_names_every_session(void **state) {
     (void)state;
     char dir[TESTING_PATH_BYTES];
     struct life life;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_sessions(&life);
     share(&life, "third");
     uint64_t snapshot = 0;
@@ -356,9 +348,7 @@ static void restores_beside_gc(void **state) {
     struct life_turn turn;
     struct receipt receipt;
     unsigned removed = 0;
-    testing_temp_dir(dir);
-    struct life_options options = life_default(dir);
-    life_open(&options, &life);
+    life_begin(dir, &life);
     make_sessions(&life);
     struct session *session = life_wake(&life, "first", &receipt);
     struct kv_digest large = life_resident(session);

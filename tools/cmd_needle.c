@@ -119,20 +119,15 @@ static void tell_saved(struct cmd *cmd, const struct receipt *receipt) {
         receipt_print_line(receipt, cmd->out);
 }
 
-static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct session *session,
-                            struct kv_diag *diag) {
-    struct needle_form form;
+/* Registers it, asks it with and without its hole, and saves. */
+static enum kv_err register_in(struct cmd *cmd, struct service *service, struct session *session,
+                               const struct needle_text *text, struct kv_diag *diag) {
+    const struct needle_question question = {.with_hole = 1, .update = 1};
     struct needle_result asked;
     struct receipt receipt;
     uint32_t count = 0;
-    enum kv_err err = needle_house_form(cmd->config->key, cmd->config->value, &form, diag);
-    if (err == KV_OK)
-        err = state_fact(service, session, &form, diag);
-    if (err != KV_OK)
-        return err;
-    const struct needle_text text = {form.key, form.ask, form.answer_prefix, form.expect};
-    const struct needle_question question = {.with_hole = 1, .update = 1};
-    KV_TRY(needle_register(session, &text, diag));
+    enum kv_err err = KV_OK;
+    KV_TRY(needle_register(session, text, diag));
     struct image_needle *needles = transfer_needles(session, &count);
     KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
@@ -140,6 +135,18 @@ static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct ses
     tell_saved(cmd, &receipt);
 done:
     return err;
+}
+
+static enum kv_err plant_in(struct cmd *cmd, struct service *service, struct session *session,
+                            struct kv_diag *diag) {
+    struct needle_form form;
+    enum kv_err err = needle_house_form(cmd->config->key, cmd->config->value, &form, diag);
+    if (err == KV_OK)
+        err = state_fact(service, session, &form, diag);
+    if (err != KV_OK)
+        return err;
+    const struct needle_text text = {form.key, form.ask, form.answer_prefix, form.expect};
+    return register_in(cmd, service, session, &text, diag);
 }
 
 /* Opens the session for writing, works in it, closes. */
@@ -180,19 +187,7 @@ static enum kv_err add_in(struct cmd *cmd, struct service *service, struct sessi
     const struct needle_text text = {config->key != NULL ? config->key : config->ask, config->ask,
                                      config->answer_prefix != NULL ? config->answer_prefix : "",
                                      config->expect};
-    const struct needle_question question = {.with_hole = 1, .update = 1};
-    struct needle_result asked;
-    struct receipt receipt;
-    uint32_t count = 0;
-    enum kv_err err = KV_OK;
-    KV_TRY(needle_register(session, &text, diag));
-    struct image_needle *needles = transfer_needles(session, &count);
-    KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
-    KV_TRY(service_save(service, session, 0, &receipt, diag));
-    tell_needle(cmd, needle_list(cmd), &needles[count - 1]);
-    tell_saved(cmd, &receipt);
-done:
-    return err;
+    return register_in(cmd, service, session, &text, diag);
 }
 
 static enum kv_err rm_in(struct cmd *cmd, struct service *service, struct session *session,

@@ -728,15 +728,21 @@ enum kv_err service_sleep(struct service *service, struct session *session,
     return show_receipt(service, receipt_out, err);
 }
 
-enum kv_err service_save_tag(struct service *service, struct session *session, const char *tag,
-                             struct receipt *receipt_out, struct kv_diag *diag) {
-    const struct snapshot_options options = {.is_explicit = 1, .ask = 1, .tag = tag};
+static enum kv_err save(struct service *service, struct session *session,
+                        const struct snapshot_options *options, struct receipt *receipt_out,
+                        struct kv_diag *diag) {
     memset(receipt_out, 0, sizeof *receipt_out);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
-        err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
+        err = snapshot_save(service->snapshot, session, options, receipt_out, diag);
     tell_refined(service);
     return show_receipt(service, receipt_out, err);
+}
+
+enum kv_err service_save_tag(struct service *service, struct session *session, const char *tag,
+                             struct receipt *receipt_out, struct kv_diag *diag) {
+    const struct snapshot_options options = {.is_explicit = 1, .ask = 1, .tag = tag};
+    return save(service, session, &options, receipt_out, diag);
 }
 
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
@@ -744,11 +750,6 @@ enum kv_err service_save(struct service *service, struct session *session, int i
     const struct snapshot_options options = {.is_explicit = is_explicit, .ask = is_explicit};
     struct session_info info;
     session_info(session, &info);
-    memset(receipt_out, 0, sizeof *receipt_out);
     service_settle(service, info.name);
-    enum kv_err err = need_writer(service, diag);
-    if (err == KV_OK)
-        err = snapshot_save(service->snapshot, session, &options, receipt_out, diag);
-    tell_refined(service);
-    return show_receipt(service, receipt_out, err);
+    return save(service, session, &options, receipt_out, diag);
 }
