@@ -370,6 +370,18 @@ enum kv_err engine_inner_device(struct engine *engine, struct kv_diag *diag) {
                        engine->device->lost ? "; what was saved is safe: start again" : "");
 }
 
+/* Of the free slots beyond the reserve. */
+static uint32_t room_of(const struct engine *engine, const struct engine_inner_need *need) {
+    const struct engine_hooks *hooks = &engine->settings.hooks;
+    uint32_t have = slots_available(&engine->slots, need->allowance), promised = 0;
+
+#ifndef BREAK_PROMISE
+    if (!need->session && hooks->slots_promised)
+        promised = hooks->slots_promised(hooks->context);
+#endif
+    return have > promised ? have - promised : 0;
+}
+
 enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_need *need,
                               struct kv_diag *diag) {
     const struct engine_hooks *hooks = &engine->settings.hooks;
@@ -377,12 +389,11 @@ enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_n
     uint32_t tries = engine->settings.sessions_max + engine->slots.frames + 1;
 
     for (;;) {
-        if (slots_available(&engine->slots, need->allowance) >= need->slots &&
-            engine->blocks.free_count >= need->frames)
+        uint32_t have = room_of(engine, need);
+        if (have >= need->slots && engine->blocks.free_count >= need->frames)
             return KV_OK;
         if (posts_apply(&engine->posts) || engine_inner_leave(engine))
             continue;
-        uint32_t have = slots_available(&engine->slots, need->allowance);
         if (have < need->slots && engine_inner_relieve(engine, need->slots - have) > 0)
             continue;
         if (tries-- == 0 || !hooks->slots_low ||
@@ -392,6 +403,5 @@ enum kv_err engine_inner_room(struct engine *engine, const struct engine_inner_n
     return kv_diag_set(diag, KV_ERR_NO_SLOTS,
                        "%u slots are needed and %u are free beyond the reserve of %u: put a "
                        "session to sleep or use a larger slot budget",
-                       need->slots, slots_available(&engine->slots, need->allowance),
-                       engine->slots.settings.reserve);
+                       need->slots, room_of(engine, need), engine->slots.settings.reserve);
 }

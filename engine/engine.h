@@ -43,6 +43,9 @@ struct engine_hooks {
     /* `slots` more are needed than are free. The receiver may wait for pending writes or put idle
      * sessions to sleep; 1 when something changed and the engine should try again. */
     int (*slots_low)(void *context, struct session *for_session, uint32_t slots);
+    /* Free slots that sessions at work will still need: none of them is for a new session or for
+     * one that is loaded. */
+    uint32_t (*slots_promised)(void *context);
     /* Around a wait, or work that others need not wait for, never within a step: between `away` and
      * `back` another thread may be the scheduler thread. */
     void (*away)(void *context);

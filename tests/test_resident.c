@@ -392,10 +392,64 @@ static void a_purge_beside_readers_names_the_remedy(void **state) {
     assert_true(stats.segment_bytes < before / 4);
 }
 
+/* --- slots of an answer under way */
+
+struct newcomer {
+    struct serving *serving;
+    enum kv_err err;
+    struct engine_slots slots;
+};
+
+/* At the first word of the answer; no more of it is wanted. */
+static int come(void *context, const struct serve_piece *piece) {
+    struct newcomer *newcomer = context;
+    struct service *service = newcomer->serving->service;
+    const struct service_settings *settings = &newcomer->serving->settings;
+    const struct session_settings session_settings = {
+        .name = "b", .policy = settings->policy, .sampler = settings->sampler};
+    struct session *session = NULL;
+    (void)piece;
+    service_enter(service);
+    engine_slots(service_engine(service), &newcomer->slots);
+    newcomer->err = session_create(service_engine(service), &session_settings, &session, NULL);
+    service_leave(service);
+    return 0;
+}
+
+/* Free slots that an answer will need are for nobody who comes after it: it would end in the
+ * middle. BREAK_PROMISE */
+static void slots_of_an_answer_under_way_are_no_newcomers(void **state) {
+    struct serving *serving = *state;
+    struct serving_chat chat = {.texts = {"tell me a long story"}, .count = 1};
+    struct serve_request request = serving_request(&chat, "a", 6000);
+    struct newcomer newcomer = {.serving = serving};
+    struct serve_answer answer;
+    struct engine_slots slots;
+    serving_open(serving);
+    engine_slots(service_engine(serving->service), &slots);
+    uint32_t planned =
+        engine_plan_slots(service_engine(serving->service), &serving->settings.policy, 6200);
+    serving_close(serving);
+    /* Beside the answer there is less than a new session's window. */
+    serving->settings.slot_budget_bytes = (uint64_t)(planned + slots.reserve + 40) / 8 *
+                                          (8 * slots.slot_bytes + slots.meta_frame_bytes);
+    serving_open(serving);
+    request.piece = come;
+    request.context = &newcomer;
+    must(serving, serve_turn(serving->serve, &request, &answer, &serving->diag));
+    serve_answer_release(serving->serve, &answer);
+    assert_true(newcomer.slots.free > slots.reserve + 72);
+    assert_int_equal(newcomer.err, KV_ERR_NO_SLOTS);
+    /* When it is over they are. */
+    (void)come(&newcomer, NULL);
+    assert_int_equal(newcomer.err, KV_OK);
+}
+
 #define SERVED(test) cmocka_unit_test_setup_teardown(test, serving_set_up, serving_tear_down)
 
 TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
              SERVED(what_was_never_saved_leaves_nothing), SERVED(who_is_asked_stays_as_he_was),
              SERVED(who_is_audited_is_held_still), SERVED(no_second_one_of_a_kind),
              SERVED(a_fsck_that_is_stopped_says_so),
-             SERVED(a_purge_beside_readers_names_the_remedy))
+             SERVED(a_purge_beside_readers_names_the_remedy),
+             SERVED(slots_of_an_answer_under_way_are_no_newcomers))

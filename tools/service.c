@@ -239,6 +239,11 @@ static int on_slots_low(void *context, struct session *for_session, uint32_t slo
     return changed;
 }
 
+static uint32_t on_slots_promised(void *context) {
+    struct service *service = context;
+    return hearing_promised(&service->hearing, NULL);
+}
+
 static void on_away(void *context) {
     struct service *service = context;
     if (service->shared && service->staying == 0)
@@ -298,6 +303,7 @@ static enum kv_err open_engine(struct service *service, const struct service_set
     if (!settings->read_only) {
         engine.hooks.block_sealed = on_block_sealed;
         engine.hooks.slots_low = on_slots_low;
+        engine.hooks.slots_promised = on_slots_promised;
         engine.hooks.away = on_away;
         engine.hooks.back = on_back;
         engine.hooks.breathe = on_breathe;
