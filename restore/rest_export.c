@@ -16,9 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* gc of another process may move extents under a reader; it looks again as often. */
-enum { ATTEMPTS = 8 };
-
 struct exporting {
     const struct restore_export_args *args;
     struct rest_plan plan;
@@ -122,16 +119,14 @@ static enum kv_err find_again(struct exporting *out, const struct record_key *ke
 
 static enum kv_err read_record(struct exporting *out, const struct record_key *key,
                                struct store_extent *extents, uint32_t count, const char *label) {
-    enum kv_err err = KV_OK;
-    int moved = 1;
-    for (int attempt = 0; attempt < ATTEMPTS && moved; attempt++) {
-        uint64_t sequence = store_sequence(out->args->store);
+    struct store_look look = store_look_begin(out->args->store);
+    enum kv_err err;
+    do {
         kv_diag_clear(out->diag);
-        err = attempt == 0 ? KV_OK : find_again(out, key, extents, count);
+        err = look.count == 1 ? KV_OK : find_again(out, key, extents, count);
         if (err == KV_OK)
             err = read_extents(out, extents, count, label);
-        moved = err == KV_ERR_CORRUPT && store_sequence(out->args->store) != sequence;
-    }
+    } while (store_look_again(out->args->store, &look, err));
     return err;
 }
 
@@ -223,13 +218,28 @@ static uint64_t expected_bytes(const struct rest_plan *plan) {
     return bytes;
 }
 
+static enum kv_err plan(struct exporting *out) {
+    const struct restore_export_args *args = out->args;
+    struct store_look look = store_look_begin(args->store);
+    enum kv_err err;
+    do {
+        kv_diag_clear(out->diag);
+        rest_plan_release(&out->plan);
+        out->plan = (struct rest_plan){0};
+        err = rest_plan_image(args->store, args->alloc, args->name, args->snapshot, &out->plan,
+                              out->diag);
+        if (err == KV_OK)
+            err = rest_plan_records(args->store, &out->plan, out->diag);
+    } while (store_look_again(args->store, &look, err));
+    return err;
+}
+
 enum kv_err restore_export(const struct restore_export_args *args,
                            struct restore_exported *exported_out, struct kv_diag *diag) {
     struct exporting out = {.args = args, .diag = diag};
     enum kv_err err = KV_OK;
     store_hold(args->store);
-    KV_TRY(rest_plan_image(args->store, args->alloc, args->name, args->snapshot, &out.plan, diag));
-    KV_TRY(rest_plan_records(args->store, &out.plan, diag));
+    KV_TRY(plan(&out));
     out.all = expected_bytes(&out.plan);
     err = put_all(&out);
     if (err != KV_OK)

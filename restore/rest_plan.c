@@ -432,8 +432,9 @@ static void add_extent(const struct store_extent *extent, struct restore_plan *p
     plan->stored_bytes += extent->stored_bytes;
 }
 
-enum kv_err restore_plan(const struct restore_source *source, const char *name, uint64_t snapshot,
-                         struct restore_plan *plan_out, struct kv_diag *diag) {
+static enum kv_err plan_once(const struct restore_source *source, const char *name,
+                             uint64_t snapshot, struct restore_plan *plan_out,
+                             struct kv_diag *diag) {
     struct rest_plan plan = {.ram = 1};
     struct restore_plan out = {0};
     enum kv_err err = KV_OK;
@@ -466,8 +467,19 @@ done:
     return err;
 }
 
-enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
-                          struct image *image_out, struct kv_diag *diag) {
+enum kv_err restore_plan(const struct restore_source *source, const char *name, uint64_t snapshot,
+                         struct restore_plan *plan_out, struct kv_diag *diag) {
+    struct store_look look = store_look_begin(source->store);
+    enum kv_err err;
+    do {
+        kv_diag_clear(diag);
+        err = plan_once(source, name, snapshot, plan_out, diag);
+    } while (store_look_again(source->store, &look, err));
+    return err;
+}
+
+static enum kv_err image_once(struct store *store, const struct kv_alloc *alloc, const char *name,
+                              struct image *image_out, struct kv_diag *diag) {
     struct rest_plan plan = {0};
     store_hold(store);
     enum kv_err err = rest_plan_image(store, alloc, name, 0, &plan, diag);
@@ -479,5 +491,16 @@ enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, con
         image_init(&plan.image);
     }
     rest_plan_release(&plan);
+    return err;
+}
+
+enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
+                          struct image *image_out, struct kv_diag *diag) {
+    struct store_look look = store_look_begin(store);
+    enum kv_err err;
+    do {
+        kv_diag_clear(diag);
+        err = image_once(store, alloc, name, image_out, diag);
+    } while (store_look_again(store, &look, err));
     return err;
 }

@@ -14,9 +14,6 @@
 
 #include <string.h>
 
-/* Another process may move what was looked up here; then it is looked up again. */
-enum { ATTEMPTS = 3 };
-
 struct wake {
     const struct restore_source *source;
     const struct restore_options *options;
@@ -316,10 +313,10 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
     struct wake wake = {0};
     struct kv_diag own = {""};
     uint64_t begun = kv_clock_now_ns(source->clock);
-    enum kv_err err = KV_ERR_CORRUPT;
-    int moved = 1, ram = 1;
-    for (int attempt = 0; err == KV_ERR_CORRUPT && moved && attempt < ATTEMPTS; attempt++) {
-        uint64_t sequence = store_sequence(source->store);
+    struct store_look look = store_look_begin(source->store);
+    enum kv_err err;
+    int again, ram = 1;
+    do {
         wake = (struct wake){.source = source, .options = options, .receipt = receipt_out};
         wake.begun = begun;
         wake.plan.ram = ram;
@@ -333,14 +330,14 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
         err = run(&wake, name, &own);
         store_unhold(source->store);
         rest_plan_release(&wake.plan);
-        moved = store_sequence(source->store) != sequence;
+        again = store_look_again(source->store, &look, err);
         /* Damage in memory is not damage on disk: once more from there. */
         if (err == KV_ERR_CORRUPT && receipt_out->ram_bytes != 0) {
             store_ram_forget(source->store, receipt_out->lineage);
             ram = 0;
-            moved = 1;
+            again = 1;
         }
-    }
+    } while (again);
     /* Recency is of sessions that woke; one that cannot be woken pushes nobody out. */
     if (err == KV_OK)
         store_ram_touch(source->store, receipt_out->lineage);

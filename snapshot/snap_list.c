@@ -128,9 +128,8 @@ enum kv_err snapshot_owner(struct store *store, const char *name,
     return err;
 }
 
-enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
-                          struct snapshot_entry *entry_out, struct kv_diag *diag) {
-    (void)alloc;
+static enum kv_err find_once(struct store *store, const char *name,
+                             struct snapshot_entry *entry_out, struct kv_diag *diag) {
     struct snapshot_entry entry = {0};
     struct record_name record;
     enum kv_err err = session_check_name(name, diag);
@@ -154,6 +153,18 @@ enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, con
     find_parent(store, &entry);
     *entry_out = entry;
     return KV_OK;
+}
+
+enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
+                          struct snapshot_entry *entry_out, struct kv_diag *diag) {
+    struct store_look look = store_look_begin(store);
+    enum kv_err err;
+    (void)alloc;
+    do {
+        kv_diag_clear(diag);
+        err = find_once(store, name, entry_out, diag);
+    } while (store_look_again(store, &look, err));
+    return err;
 }
 
 enum kv_err snapshot_list(struct store *store, const struct kv_alloc *alloc, snapshot_each each,

@@ -137,6 +137,16 @@ void store_unhold(struct store *store);
 /* Number of the last batch, also one that another process has committed; 0 when it cannot be read.
  */
 uint64_t store_sequence(struct store *store);
+/* Several records that name each other, read while others commit, here or in another process: what
+ * one has named may be gone before it is read. begin, then read, until `again` says 0; it says 1
+ * where `err` is CORRUPT and a batch came meanwhile, STORE_LOOKS_MAX times at most. */
+enum { STORE_LOOKS_MAX = 8 };
+struct store_look {
+    uint64_t sequence;
+    int count;
+};
+struct store_look store_look_begin(struct store *store);
+int store_look_again(struct store *store, struct store_look *look, enum kv_err err);
 
 /* Why something was written. */
 enum store_cause {
