@@ -147,18 +147,24 @@ static enum kv_err write_parts(struct engine *engine, const struct transfer_part
             from += piece->size;
         }
     }
-    enum kv_err err = KV_OK;
-    pthread_mutex_t *turn = lane == DEVICE_LENT ? &engine->lane_lent : &engine->lane_in;
-    pthread_mutex_lock(turn);
-    if (copy_count)
-        err = device_copy_in(engine->device, lane, copies, copy_count);
-    pthread_mutex_unlock(turn);
-    return err;
+    return copy_count ? device_copy_in(engine->device, lane, copies, copy_count) : KV_OK;
 }
 
 enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
                                  const void *const *bytes, uint32_t count) {
-    return write_parts(engine, parts, bytes, count, DEVICE_IN);
+    pthread_mutex_lock(&engine->lane_in);
+    enum kv_err err = write_parts(engine, parts, bytes, count, DEVICE_IN);
+#ifndef BREAK_LANE_TURN
+    /* What fails late is told to whoever waits next: that is this thread. */
+    enum kv_err came = device_wait(engine->device, DEVICE_IN);
+    err = err == KV_OK ? came : err;
+#endif
+    pthread_mutex_unlock(&engine->lane_in);
+    return err;
+}
+
+void transfer_send_begin(struct engine *engine) {
+    pthread_mutex_lock(&engine->lane_lent);
 }
 
 enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_part *parts,
@@ -166,16 +172,13 @@ enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_par
     return write_parts(engine, parts, bytes, count, DEVICE_LENT);
 }
 
-static enum kv_err wait_for(struct engine *engine, enum device_lane lane) {
-    pthread_mutex_t *turn = lane == DEVICE_LENT ? &engine->lane_lent : &engine->lane_in;
-    pthread_mutex_lock(turn);
-    enum kv_err err = device_wait(engine->device, lane);
-    pthread_mutex_unlock(turn);
+enum kv_err transfer_send_end(struct engine *engine) {
+    enum kv_err err = KV_OK;
+#ifndef BREAK_LAYERS_WAIT
+    err = device_wait(engine->device, DEVICE_LENT);
+#endif
+    pthread_mutex_unlock(&engine->lane_lent);
     return err;
-}
-
-enum kv_err transfer_written(struct engine *engine) {
-    return wait_for(engine, DEVICE_LENT);
 }
 
 enum kv_err transfer_part_write(struct engine *engine, const struct transfer_part *part,
@@ -190,7 +193,7 @@ enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *
     struct device_extent extents[EACH];
     struct kv_digest digests[EACH];
     uint32_t of[EACH], filled = 0;
-    enum kv_err err = wait_for(engine, DEVICE_IN);
+    enum kv_err err = KV_OK;
 
     for (uint32_t i = 0; i < count && err == KV_OK; i++) {
         const struct transfer_part *part = &parts[i];
@@ -257,9 +260,8 @@ void transfer_block_failed(struct block *block) {
 
 static void apply_arrived(void *context) {
     struct block *block = context;
-    enum kv_err err = device_wait(block->table->engine->device, DEVICE_IN);
 
-    block_settle(block, block->arrived_err == KV_OK ? err : block->arrived_err);
+    block_settle(block, block->arrived_err);
     review(block);
     block_let_go(block);
 }

@@ -44,11 +44,13 @@ enum kv_err transfer_part_write(struct engine *engine, const struct transfer_par
 /* Several at once, which is faster; at most TRANSFER_PARTS_MAX. */
 enum kv_err transfer_parts_write(struct engine *engine, const struct transfer_part *parts,
                                  const void *const *bytes, uint32_t count);
-/* The same of memory that stays as it is until transfer_written has returned: then all that was
- * sent before is in its place, for questions and digests too. DEVICE. */
+/* The same of memory that stays as it is until send_end has returned: then all that was sent since
+ * send_begin is in its place, for questions and digests too. In between others who send wait, so
+ * that nobody is told of another's failure; end is called whatever send has said. DEVICE. */
+void transfer_send_begin(struct engine *engine);
 enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_part *parts,
                                 const void *const *bytes, uint32_t count);
-enum kv_err transfer_written(struct engine *engine);
+enum kv_err transfer_send_end(struct engine *engine);
 /* Digests of the parts' bytes where they lie; DEVICE. */
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out);

@@ -111,6 +111,7 @@ static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end,
     int last = end == layers->layers;
     while (at < item_end && err == KV_OK) {
         size_t until = last && item_end - at > WAIT_EACH ? at + WAIT_EACH : item_end;
+        transfer_send_begin(layers->args.source->engine);
         uint64_t bytes = 0, begun = now_ns(layers);
         for (size_t count; at < until && err == KV_OK; at += count) {
             count = until - at < EACH ? until - at : EACH;
@@ -119,10 +120,8 @@ static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end,
                 bytes += layers->fetch.items[layers->order[at + i]].place.size / layers->layers *
                          (end - first);
         }
-#ifndef BREAK_LAYERS_WAIT
-        enum kv_err came = transfer_written(layers->args.source->engine);
+        enum kv_err came = transfer_send_end(layers->args.source->engine);
         err = err == KV_OK ? came : err;
-#endif
         layers->copy_ns += now_ns(layers) - begun;
         if (err == KV_OK && !tell_placed(layers, bytes, last ? at : 0))
             err = KV_ERR_CANCELLED;

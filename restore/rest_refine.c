@@ -200,9 +200,12 @@ static enum kv_err place(const struct wanted *wanted, struct reading *reading,
     struct engine *engine = wanted->source->engine;
     struct kv_digest found[LAYOUT_STREAM_COUNT];
     uint64_t begun = kv_clock_now_ns(wanted->source->clock);
+    const void *landed[LAYOUT_STREAM_COUNT];
     enum kv_err err = KV_OK;
-    for (uint32_t i = 0; reading->stage != NULL && i < reading->count && err == KV_OK; i++)
-        err = transfer_part_write(engine, &reading->parts[i], reading->pieces[i][0].iov_base);
+    for (uint32_t i = 0; reading->stage != NULL && i < reading->count; i++)
+        landed[i] = reading->pieces[i][0].iov_base;
+    if (reading->stage != NULL)
+        err = transfer_parts_write(engine, reading->parts, landed, reading->count);
     if (err == KV_OK)
         err = transfer_digests(engine, reading->parts, reading->count, found);
     if (err != KV_OK)

@@ -37,7 +37,8 @@ struct wall {
     struct ops_kv_dest dest[ROWS_MAX];
     struct device_copy lent[LENT_MAX]; /* that nobody has waited for: they have not begun */
     uint32_t lent_count;
-    int failed; /* an operation, since results were fetched */
+    int failed;                  /* an operation, since results were fetched */
+    int late[DEVICE_LANE_COUNT]; /* a copy, since the lane was waited for */
 };
 
 static int wall_off, wall_classes;
@@ -192,6 +193,10 @@ static enum kv_err wall_copy_in(struct device *device, enum device_lane lane,
 
     if ((lane == DEVICE_IN || lane == DEVICE_LENT) && breaks(wall, SUPPORT_WALL_COPY_IN))
         return KV_ERR_DEVICE;
+    if ((lane == DEVICE_IN || lane == DEVICE_LENT) && breaks(wall, SUPPORT_WALL_COPY_LATE)) {
+        wall->late[lane] = 1;
+        return KV_OK;
+    }
     for (uint32_t i = 0; i < count && lane == DEVICE_LENT; i++) {
         assert(wall->lent_count < LENT_MAX);
         wall->lent[wall->lent_count++] = copies[i];
@@ -238,6 +243,8 @@ static enum kv_err wall_digest(struct device *device, enum device_lane lane,
                                struct kv_digest *digests_out) {
     struct wall *wall = wall_of(device);
 
+    if (breaks(wall, SUPPORT_WALL_DIGEST))
+        return KV_ERR_DEVICE;
     for (uint32_t i = 0; i < count; i++) {
         struct device_extent extent = extents[i];
         for (uint32_t part = 0; part < extent.part_count; part++)
@@ -254,7 +261,9 @@ static enum kv_err wall_wait(struct device *device, enum device_lane lane) {
         const struct device_copy *copy = &wall->lent[wall->lent_count - 1];
         memcpy(behind(wall, copy->to), copy->from, copy->bytes);
     }
-    return wall->device.lost ? KV_ERR_DEVICE : KV_OK;
+    int late = wall->late[lane];
+    wall->late[lane] = 0;
+    return wall->device.lost || late ? KV_ERR_DEVICE : KV_OK;
 }
 
 static enum kv_err wall_scratch(struct device *device, uint64_t bytes) {

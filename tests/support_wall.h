@@ -24,6 +24,8 @@ enum support_wall_fault {
     SUPPORT_WALL_APPEND,     /* the next append fails */
     SUPPORT_WALL_COPY_OUT,   /* the next copy of a writer fails */
     SUPPORT_WALL_COPY_IN,    /* the next copy of a reader fails */
+    SUPPORT_WALL_COPY_LATE,  /* the same, and whoever waits next in its lane is told */
+    SUPPORT_WALL_DIGEST,     /* the next digests fail */
     SUPPORT_WALL_LOST        /* from the next step on nothing works */
 };
 void support_wall_break(enum support_wall_fault fault);

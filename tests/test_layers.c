@@ -11,6 +11,7 @@
 #include "restore/rest_layers.h"
 
 #include "engine/engine_inner.h"
+#include "store/store_ram.h"
 #include "tests/support_life.h"
 #include "tests/support_wall.h"
 #include "tests/testing.h"
@@ -291,17 +292,61 @@ static void a_device_that_fails_leaves_nothing(void **state) {
     struct receipt receipt;
     struct kv_diag diag = {""};
     (void)state;
+    static const enum support_wall_fault faults[] = {SUPPORT_WALL_COPY_IN, SUPPORT_WALL_COPY_LATE,
+                                                     SUPPORT_WALL_DIGEST, SUPPORT_WALL_ATTENTION,
+                                                     SUPPORT_WALL_FAILS_ONCE};
+    enum { FAULTS = sizeof faults / sizeof faults[0] };
+    uint64_t snapshot;
     open_fixture(&f, 1, 0);
-    support_wall_break(SUPPORT_WALL_COPY_IN);
-    (void)life_refuse(&f.rig.life, "chat", KV_ERR_DEVICE, &diag);
-    engine_apply(f.rig.life.engine);
-    assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    /* Out of memory, then from the disk. */
+    for (size_t i = 0; i < 2 * FAULTS; i++) {
+        if (i == FAULTS)
+            store_ram_forget(f.rig.life.store, life_head(&f.rig.life, "chat", &snapshot).lineage);
+        support_wall_break(faults[i % FAULTS]);
+        (void)life_refuse(&f.rig.life, "chat", KV_ERR_DEVICE, &diag);
+        assert_null(session_find(f.rig.life.engine, "chat"));
+        engine_apply(f.rig.life.engine);
+        assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    }
     session_drop(life_wake(&f.rig.life, "chat", &receipt));
-    assert_int_equal(receipt.door_bytes, 0);
+    assert_int_not_equal(receipt.door_bytes, 0);
     close_fixture(&f);
 }
 
-TESTING_MAIN(cmocka_unit_test(layers_are_there_when_it_is_said),
+/* What fails late is told to who sent it, and to nobody else: others who send wait until it is
+ * known. BREAK_LANE_TURN */
+static void a_failure_is_told_to_whom_it_befell(void **state) {
+    struct life_rig rig;
+    struct transfer_part parts[LAYOUT_STREAM_COUNT];
+    const void *bytes;
+    (void)state;
+    support_wall_set(1);
+    life_rig_open(&rig);
+    struct engine *engine = rig.life.engine;
+    struct session *session = life_session(&rig.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, TOKENS, 3, NULL);
+    assert_true(transfer_block_parts(session->blocks[1], parts) > 1);
+    void *own = malloc(parts[1].size);
+    assert_non_null(own);
+    assert_int_equal(transfer_part_read(engine, &parts[1], own), KV_OK);
+    bytes = own;
+    support_wall_break(SUPPORT_WALL_COPY_LATE);
+    transfer_send_begin(engine);
+    assert_int_equal(transfer_parts_send(engine, &parts[1], &bytes, 1), KV_OK);
+    assert_int_not_equal(pthread_mutex_trylock(&engine->lane_lent), 0);
+    assert_int_equal(transfer_send_end(engine), KV_ERR_DEVICE);
+    transfer_send_begin(engine);
+    assert_int_equal(transfer_send_end(engine), KV_OK);
+    support_wall_break(SUPPORT_WALL_COPY_LATE);
+    assert_int_equal(transfer_part_write(engine, &parts[1], own), KV_ERR_DEVICE);
+    assert_int_equal(device_wait(engine->device, DEVICE_IN), KV_OK);
+    assert_int_equal(transfer_part_write(engine, &parts[1], own), KV_OK);
+    free(own);
+    life_rig_close(&rig);
+}
+
+TESTING_MAIN(cmocka_unit_test(a_failure_is_told_to_whom_it_befell),
+             cmocka_unit_test(layers_are_there_when_it_is_said),
              cmocka_unit_test(it_is_the_same_where_memory_is_one),
              cmocka_unit_test(damage_is_named_whatever_was_answered),
              cmocka_unit_test(the_disk_is_read_after_damage),
