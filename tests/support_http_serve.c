@@ -115,6 +115,8 @@ static enum kv_err obey(struct fake_turn *turn, const char *text, struct kv_diag
         count_up(turn, strtoull(text + 6, NULL, 10));
     else if (strcmp(text, "wait") == 0)
         err = wait_for_the_end(turn);
+    else if (strcmp(text, "hold") == 0)
+        err = give(turn, "held", 4) ? wait_for_the_end(turn) : KV_OK;
     else if (strncmp(text, "fail ", 5) == 0)
         err = named(text + 5);
     else if (strcmp(text, "split") == 0 && give(turn, "", 0))

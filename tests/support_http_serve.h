@@ -8,6 +8,7 @@
  *     say TEXT      one piece for each word
  *     count N       N pieces
  *     wait          until the client is gone, or the deadline
+ *     hold          the same behind one piece
  *     fail NAME     an error, by its kv_err_name
  *     late NAME     one piece, then that error
  *     split         a character of four bytes over two tokens

@@ -358,6 +358,25 @@ static void an_end_in_the_middle_of_everything(void **state) {
         close(clients[i]);
 }
 
+/* What the turn said last goes out, with the stream's own end. BREAK_STOPPED_STREAM */
+static void a_stream_that_is_stopped_has_its_end(void **state) {
+    struct http_world *world = *state;
+    char answer[16384] = "";
+    int client = support_http_connect(world);
+    send_post(client, SAY("hold") ",\"stream\":true}");
+    for (size_t count = 0; strstr(answer, "\"content\":\"held\"") == NULL;) {
+        size_t more = support_http_some(client, answer + count, sizeof answer - 1 - count);
+        assert_true(more > 0);
+        answer[count += more] = 0;
+    }
+    http_close(world->http);
+    world->http = NULL;
+    drain(client, answer, sizeof answer);
+    assert_non_null(strstr(answer, "\"finish_reason\":\"length\""));
+    assert_non_null(strstr(answer, "data: [DONE]\n\n\r\n0\r\n\r\n"));
+    close(client);
+}
+
 /* --- no HTTP */
 
 static void bytes_that_are_no_request(void **state) {
@@ -426,4 +445,4 @@ TESTING_MAIN(SERVED(idle_connections_are_no_hindrance), SERVED(more_connections_
              SERVED(headers_and_bodies_must_arrive), SERVED(a_body_that_trickles_has_an_end),
              SERVED(silence_ends_a_connection), SERVED(who_leaves_ends_the_turn),
              SERVED(a_turn_has_a_deadline), SERVED(an_end_in_the_middle_of_everything),
-             SERVED(bytes_that_are_no_request))
+             SERVED(a_stream_that_is_stopped_has_its_end), SERVED(bytes_that_are_no_request))

@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NS_PER_SECOND = 1000000000, BODY_FIRST_BYTES = 4096, CLOSE_SECONDS = 2 };
+enum { NS_PER_SECOND = 1000000000, BODY_FIRST_BYTES = 4096 };
 
 void http_limits_usual(struct http_limits *limits_out) {
     const uint64_t second = NS_PER_SECOND;
@@ -538,7 +538,7 @@ static void wind_down(struct http *http) {
     pthread_cond_broadcast(&http->changed);
     while (http->workers > 0)
         pthread_cond_wait(&http->changed, &http->lock);
-    uint64_t until_ns = http_now_ns(http) + (uint64_t)CLOSE_SECONDS * NS_PER_SECOND;
+    uint64_t until_ns = http_now_ns(http) + HTTP_CLOSE_NS;
     while (http->exchanges > 0 && http_now_ns(http) < until_ns)
         http_wait(http, &http->changed, until_ns);
     pthread_mutex_unlock(&http->lock);

@@ -21,6 +21,8 @@
 #include <microhttpd.h>
 #include <pthread.h>
 
+/* What is under way when all is stopping may take so long to go out. */
+#define HTTP_CLOSE_NS UINT64_C(2000000000)
 enum { HTTP_ID_BYTES = 40, HTTP_SESSION_BYTES = IMAGE_NAME_BYTES_MAX + 1 };
 
 /* HTTP_CUT: ended by the watcher, not yet noticed by libmicrohttpd. */

@@ -99,8 +99,7 @@ static int claim_wake(struct http_exchange *exchange) {
 
 /* With the lock. A half-closed connection counts as left: what leaves looks the same. */
 static int is_gone(const struct http_exchange *exchange) {
-    if (exchange->gone || exchange->connection == NULL || exchange->http->stopping ||
-        exchange->connection->phase == HTTP_CUT)
+    if (exchange->gone || exchange->connection == NULL || exchange->connection->phase == HTTP_CUT)
         return 1;
     struct pollfd socket = {exchange->connection->fd, POLLRDHUP, 0};
     return poll(&socket, 1, 0) > 0 && socket.revents & (POLLRDHUP | POLLHUP | POLLERR);
@@ -108,25 +107,31 @@ static int is_gone(const struct http_exchange *exchange) {
 
 int http_stream_is_gone(struct http_exchange *exchange) {
     pthread_mutex_lock(&exchange->http->lock);
-    int gone = is_gone(exchange);
+    int gone = is_gone(exchange) || exchange->http->stopping;
     pthread_mutex_unlock(&exchange->http->lock);
     return gone;
 }
 
-/* With the lock. 0 when the wait is in vain. */
+/* With the lock. 0 when the wait is in vain. Where all is stopping the turns end, and what they say
+ * last still goes out to who reads it. */
 static int wait_for_room(struct http_exchange *exchange) {
 #ifndef BREAK_STREAM_WAIT
     struct http *http = exchange->http;
     const uint64_t look_ns = 200000000;
-    uint64_t until_ns = http_now_ns(http) + http->options.limits.stall_ns;
+    uint64_t begun_ns = http_now_ns(http);
     while (exchange->count == HTTP_STREAM_BYTES_MAX) {
-        uint64_t now_ns = http_now_ns(http);
+        uint64_t now_ns = http_now_ns(http), until_ns = begun_ns + http->options.limits.stall_ns;
+        if (http->stopping && until_ns > begun_ns + HTTP_CLOSE_NS)
+            until_ns = begun_ns + HTTP_CLOSE_NS;
         if (is_gone(exchange) || now_ns >= until_ns)
             return 0;
         http_wait(http, &exchange->room, now_ns + look_ns < until_ns ? now_ns + look_ns : until_ns);
     }
 #else
     exchange->count = 0;
+#endif
+#ifdef BREAK_STOPPED_STREAM
+    return !is_gone(exchange) && !exchange->http->stopping;
 #endif
     return !is_gone(exchange);
 }
