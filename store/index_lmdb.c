@@ -26,7 +26,7 @@ static const size_t map_bytes_first = (size_t)16 << 20;
 static const size_t map_bytes_end = (size_t)1 << 40;
 /* Look-ups at the same time, of all programs together; 64 bytes of lock.mdb each. LMDB's own 126
  * are fewer than the connections of one daemon. */
-enum { APPLIES_PER_CHECK = 64, READERS_MAX = 1022 };
+enum { APPLIES_PER_CHECK = 64, READERS_MAX = 1022, FULL_BYTES = 1 << 20 };
 
 struct index {
     const struct kv_alloc *alloc;
@@ -490,6 +490,18 @@ static int apply_once(struct index *index, struct kv_reader reader, struct fmt_s
     return rc;
 }
 
+/* A write of which only a part has found room is EIO in LMDB's words. */
+static int full_disk(const struct index *index, int rc) {
+    uint64_t bytes = UINT64_MAX;
+#ifdef BREAK_SHORT_COMMIT
+    return rc;
+#endif
+    return rc == EIO && index->door->free_space(index->door->context, index->dir, &bytes) == 0 &&
+                   bytes < FULL_BYTES
+               ? ENOSPC
+               : rc;
+}
+
 enum kv_err index_apply(struct index *index, const uint8_t *ops, size_t ops_bytes,
                         struct fmt_state *state, struct kv_diag *diag) {
     struct kv_reader reader;
@@ -510,7 +522,7 @@ enum kv_err index_apply(struct index *index, const uint8_t *ops, size_t ops_byte
             if (rc == 0)
                 continue;
         }
-        return translate(rc, diag, "commit");
+        return translate(full_disk(index, rc), diag, "commit");
     }
 }
 

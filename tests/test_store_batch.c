@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { FIRST = 0, END = 40 }; /* more than one segment */
@@ -435,7 +437,67 @@ static void allocation_failures(void **state) {
     assert_true(k >= 4);
 }
 
-TESTING_MAIN(cmocka_unit_test(removed_store_acknowledges_nothing),
+static int no_space_left(void *context, int file, uint64_t *bytes_out) {
+    (void)context, (void)file;
+    *bytes_out = 0;
+    return 0;
+}
+
+/* A batch of records that have next to nothing but their keys: the index grows faster than the
+ * segments, which end at 1 MiB. */
+static enum kv_err commit_small(struct store *store, unsigned first, unsigned count,
+                                struct kv_diag *diag) {
+    struct store_batch *batch = NULL;
+    enum kv_err err = store_batch_begin(store, 0, &batch, diag);
+    for (unsigned i = first; i < first + count && err == KV_OK; i++) {
+        char key[200];
+        int length = snprintf(key, sizeof key, "small%0190u", i * 7919u % 100003u);
+        const struct store_put put = {
+            .key = key, .key_bytes = (size_t)length, .value = "v", .value_bytes = 1};
+        err = store_batch_put(batch, &put, diag);
+    }
+    return err == KV_OK ? store_batch_commit(batch, NULL, diag) : err;
+}
+
+/* The disk is full in the middle of a write of the index itself, which LMDB calls an I/O error: the
+ * store refuses this batch and takes the next one. BREAK_SHORT_COMMIT */
+static void an_index_that_is_cut_short_is_a_full_disk(void **state) {
+    struct rig rig;
+    struct kv_diag diag = {""};
+    struct rlimit before, cut;
+    struct stat data;
+    char path[TESTING_PATH_BYTES + 32];
+    enum kv_err err = KV_OK;
+    (void)state;
+    make_rig(&rig, io_posix_door());
+    store_close(rig.store);
+    struct io_door door = *faulty_io_door(rig.faulty);
+    door.free_space = no_space_left;
+    rig.options.door = &door;
+    rig.store = support_store_open(&rig.options);
+    for (unsigned i = 0; i < 12; i++)
+        assert_int_equal(commit_small(rig.store, i * 1000, 1000, &diag), KV_OK);
+    snprintf(path, sizeof path, "%s/index/data.mdb", rig.dir);
+    assert_int_equal(stat(path, &data), 0);
+    assert_true(data.st_size > 2 << 20);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    cut = (struct rlimit){(rlim_t)data.st_size + 2048, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &cut), 0);
+    unsigned next = 12000;
+    for (unsigned i = 0; i < 12 && err == KV_OK; i++, next += err == KV_OK ? 1000 : 0)
+        err = commit_small(rig.store, next, 1000, &diag);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    if (err != KV_ERR_NO_SPACE)
+        fail_msg("%s: %s", kv_err_name(err), diag.text);
+    assert_non_null(strstr(diag.text, "index: cannot commit"));
+    holds_old(rig.store);
+    if (commit_small(rig.store, next, 1000, &diag) != KV_OK)
+        fail_msg("%s", diag.text);
+    drop_rig(&rig);
+}
+
+TESTING_MAIN(cmocka_unit_test(an_index_that_is_cut_short_is_a_full_disk),
+             cmocka_unit_test(removed_store_acknowledges_nothing),
              cmocka_unit_test(no_space_anywhere),
              cmocka_unit_test(failed_index_commit_stays_failed),
              cmocka_unit_test(failed_sync_refuses_until_reopened),
