@@ -737,7 +737,10 @@ enum kv_err service_sleep(struct service *service, struct session *session,
 static enum kv_err save(struct service *service, struct session *session,
                         const struct snapshot_options *options, struct receipt *receipt_out,
                         struct kv_diag *diag) {
+    struct session_info info;
+    session_info(session, &info);
     memset(receipt_out, 0, sizeof *receipt_out);
+    service_settle(service, info.name);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
         err = snapshot_save(service->snapshot, session, options, receipt_out, diag);
@@ -754,8 +757,5 @@ enum kv_err service_save_tag(struct service *service, struct session *session, c
 enum kv_err service_save(struct service *service, struct session *session, int is_explicit,
                          struct receipt *receipt_out, struct kv_diag *diag) {
     const struct snapshot_options options = {.is_explicit = is_explicit, .ask = is_explicit};
-    struct session_info info;
-    session_info(session, &info);
-    service_settle(service, info.name);
     return save(service, session, &options, receipt_out, diag);
 }
