@@ -9,7 +9,6 @@
 #include "restore/restore.h"
 
 #include "engine/export.h"
-#include "restore/rest_load.h"
 #include "restore/rest_plan.h"
 #include "store/base/bytes.h"
 
@@ -109,7 +108,7 @@ static enum kv_err find_again(struct exporting *out, const struct record_key *ke
     if (stored.extent_count != count)
         err = kv_diag_set(out->diag, KV_ERR_CORRUPT, "the record has changed");
     for (uint32_t i = 0; err == KV_OK && i < count; i++) {
-        err = rest_load_check("digest in the index", &extents[i].digest, &stored.extents[i].digest,
+        err = rest_plan_check("digest in the index", &extents[i].digest, &stored.extents[i].digest,
                               out->diag);
         extents[i] = stored.extents[i];
     }
@@ -142,7 +141,7 @@ static enum kv_err put_image(struct exporting *out) {
     if (err != KV_OK)
         return err;
     struct kv_digest root = image_root(bytes, size);
-    err = rest_load_check("root of the image", &plan->record.root, &root, out->diag);
+    err = rest_plan_check("root of the image", &plan->record.root, &root, out->diag);
     if (err == KV_OK)
         err = put_own(out, EXPORT_IMAGE, flags, bytes, size);
     kv_alloc_release(out->args->alloc, bytes);

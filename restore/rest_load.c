@@ -24,18 +24,6 @@ static const uint64_t ring_bytes_max = (uint64_t)256 << 20;
 /* Digests asked for at once. */
 enum { DIGEST_EACH = TRANSFER_PARTS_MAX, RING_ALIGN_BYTES = 4096 };
 
-enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
-                            const struct kv_digest *found, struct kv_diag *diag) {
-    char expected_text[KV_DIGEST_HEX_BYTES];
-    char found_text[KV_DIGEST_HEX_BYTES];
-    if (kv_digest_equal(expected, found))
-        return KV_OK;
-    kv_digest_hex(expected, expected_text);
-    kv_digest_hex(found, found_text);
-    return kv_diag_set(diag, KV_ERR_CORRUPT, "%s: digest is %s, saved was %s", what, found_text,
-                       expected_text);
-}
-
 /* What can be done about an extent that is not what was saved. */
 static void add_remedy(enum layout_stream stream, struct kv_diag *diag) {
     const uint32_t refine = 1u << LAYOUT_KL | 1u << LAYOUT_VR1 | 1u << LAYOUT_VR2 | 1u << LAYOUT_VX;
@@ -55,7 +43,7 @@ enum kv_err rest_load_look(const struct rest_load_landed *landed, struct kv_diag
 #ifdef BREAK_PLANE_DIGEST
     found = &item->extent->digest;
 #endif
-    enum kv_err err = rest_load_check(item->label, &item->extent->digest, found, diag);
+    enum kv_err err = rest_plan_check(item->label, &item->extent->digest, found, diag);
     struct transfer_part part = rest_fetch_part(item);
     if (landed->bytes != NULL)
         part =

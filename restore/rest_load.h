@@ -1,7 +1,6 @@
 /* restore/rest_load.h - from extents into reserved slots, every digest checked.
  *
- * Responsible for: the order of reads, digests on a second thread while reads go on, the one place
- * where restore accepts or refuses a digest.
+ * Responsible for: the order of reads, digests on a second thread while reads go on.
  * Not responsible for: reserving or publishing (transfer.h), reading itself (rest_fetch.h).
  *
  * Threads: the caller reads, and others may step meanwhile; a thread that lives for the call and
@@ -15,10 +14,6 @@
 #include "restore/rest_plan.h"
 #include "restore/restore.h"
 #include "store/store_read.h"
-
-/* CORRUPT naming `what` and both digests. */
-enum kv_err rest_load_check(const char *what, const struct kv_digest *expected,
-                            const struct kv_digest *found, struct kv_diag *diag);
 
 /* One item that has landed, on the device and, as a whole, where the processor can see it. KV_OK:
  * its digest is right and its numbers are numbers. Else CORRUPT with what can be done about it, or

@@ -9,7 +9,6 @@
  */
 #include "restore/rest_plan.h"
 
-#include "restore/rest_load.h"
 #include "restore/restore.h"
 #include "store/base/bytes.h"
 
@@ -18,6 +17,18 @@
 
 /* An image grows with tokens, roles, tiers and needles; beyond this it was not written by us. */
 static const uint64_t image_bytes_max = (uint64_t)64 << 20;
+
+enum kv_err rest_plan_check(const char *what, const struct kv_digest *expected,
+                            const struct kv_digest *found, struct kv_diag *diag) {
+    char expected_text[KV_DIGEST_HEX_BYTES];
+    char found_text[KV_DIGEST_HEX_BYTES];
+    if (kv_digest_equal(expected, found))
+        return KV_OK;
+    kv_digest_hex(expected, expected_text);
+    kv_digest_hex(found, found_text);
+    return kv_diag_set(diag, KV_ERR_CORRUPT, "%s: digest is %s, saved was %s", what, found_text,
+                       expected_text);
+}
 
 const struct image_policy *rest_plan_policy(const struct rest_plan *plan) {
     return &plan->image.policies[plan->image.policy_count - 1].policy;
@@ -126,7 +137,7 @@ static enum kv_err read_snapshot(struct store *store, const char *name, struct r
     KV_TRY(read_image_bytes(store, &stored, plan, &bytes, diag));
     size_t size = stored.extents[0].raw_bytes;
     struct kv_digest root = image_root(bytes, size);
-    KV_TRY(rest_load_check("root of the image", &plan->record.root, &root, diag));
+    KV_TRY(rest_plan_check("root of the image", &plan->record.root, &root, diag));
     KV_TRY(image_decode(bytes, size, plan->alloc, &plan->image, diag));
     err = same_as_record(plan, name, diag);
 done:
@@ -295,7 +306,7 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
                                             layout_tier_streams(image_top(rest_plan_policy(plan)))};
     struct kv_digest chain = {{0}};
     if (image->block_count == 0)
-        return rest_load_check("block chain", &image->block_chain, &chain, diag);
+        return rest_plan_check("block chain", &image->block_chain, &chain, diag);
     plan->blocks = kv_alloc_zeroed(plan->alloc, image->block_count, sizeof *plan->blocks);
     plan->image.absent = kv_alloc_zeroed(plan->alloc, image->block_count, sizeof *image->absent);
     if (plan->blocks == NULL || plan->image.absent == NULL)
@@ -326,7 +337,7 @@ static enum kv_err read_blocks(struct store *store, struct rest_plan *plan, stru
 #ifdef BREAK_CHAIN
     return KV_OK;
 #endif
-    return rest_load_check("chain over all block records", &image->block_chain, &chain, diag);
+    return rest_plan_check("chain over all block records", &image->block_chain, &chain, diag);
 }
 
 static enum kv_err read_page(struct store *store, const struct rest_plan *plan,
@@ -350,7 +361,7 @@ static enum kv_err read_page(struct store *store, const struct rest_plan *plan,
         err = kv_diag_set(diag, KV_ERR_CORRUPT, "its record has another place or length");
     else
         err =
-            rest_load_check("digest in the index", &page->digest, &stored.extents[0].digest, diag);
+            rest_plan_check("digest in the index", &page->digest, &stored.extents[0].digest, diag);
     if (err == KV_OK)
         *extent_out = stored.extents[0];
 done:

@@ -54,6 +54,11 @@ enum kv_err rest_plan_ids(struct store *store, struct rest_plan *plan, struct kv
 enum kv_err rest_plan_records(struct store *store, struct rest_plan *plan, struct kv_diag *diag);
 void rest_plan_release(struct rest_plan *plan);
 
+/* The one place where restore accepts or refuses a digest, of a record or of bytes: CORRUPT naming
+ * `what` and both. Any thread. */
+enum kv_err rest_plan_check(const char *what, const struct kv_digest *expected,
+                            const struct kv_digest *found, struct kv_diag *diag);
+
 /* The policy in force and the tier that block `index` is read at: what the policy gives, or less
  * where planes have left the store. */
 const struct image_policy *rest_plan_policy(const struct rest_plan *plan);

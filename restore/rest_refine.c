@@ -213,7 +213,7 @@ static enum kv_err place(const struct wanted *wanted, struct reading *reading,
     receipt->stage_ns[RECEIPT_DIGEST] += kv_clock_now_ns(wanted->source->clock) - begun;
     for (uint32_t i = 0; i < reading->count; i++) {
         const struct store_extent *extent = reading->reads[i].extent;
-        enum kv_err same = rest_load_check(reading->labels[i], &extent->digest, &found[i],
+        enum kv_err same = rest_plan_check(reading->labels[i], &extent->digest, &found[i],
                                            err == KV_OK ? diag : NULL);
 #ifdef BREAK_REFINE_DIGEST
         same = KV_OK;

@@ -35,15 +35,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    NAMES = 6,
-    TAGS = 3,
-    SNAPS_MAX = 24,
-    OPS = 200,
-    TOKENS_MAX = 2200,
-    WRITE_MAX = 16,
-    OP_KINDS_MAX = 16
-};
+enum { NAMES = 6, TAGS = 3, SNAPS_MAX = 24, OPS = 200, TOKENS_MAX = 2200, OP_KINDS_MAX = 16 };
 enum { SNAPSHOT_TOKENS = TOKENS_MAX };
 
 static const struct layout_geometry geometry = {1, 1, 64};
