@@ -1,8 +1,8 @@
 /* engine/fill.h - a session's tokens with K and V that somebody else has computed.
  *
  * Responsible for: taking rows chunk by chunk on the path of a prefill: seal, append, tiers, hooks.
- * Not responsible for: where the rows come from (a closed form, engine/model/synth.h): nothing is
- * computed or checked here.
+ * Not responsible for: where the rows come from (a closed form in tests/): nothing is computed or
+ * checked here.
  *
  * For tests and demonstrations at lengths where a prefill would only burn time.
  *

@@ -15,6 +15,7 @@
 #include "engine/engine.h"
 #include "engine/fill.h"
 #include "engine/model/synth.h"
+#include "tests/support_synth_rows.h"
 
 enum { SUPPORT_SYNTH_FACT = 4, SUPPORT_SYNTH_PAIR = 8 }; /* tokens of each */
 

@@ -1,7 +1,7 @@
-/* engine/model/synth.h - a model made from a seed that retrieves exactly, and what its KV is.
+/* engine/model/synth.h - a model made from a seed that retrieves exactly.
  *
  * Responsible for: the `synth:` models: geometry, vocabulary, weights as an ordinary GGUF in
- * memory, and the closed form of K and V for context tokens.
+ * memory.
  * Not responsible for: computing with it: loader, forward pass and kernels know nothing of it.
  *
  * Words. Every word has four tokens: key " rofe", value " Rofe", question " ROFE", and " rofeVI", a
@@ -43,13 +43,8 @@
  * "Nothing", or the thief's value when the whole block is foreign. Only a digest sees: planes below
  * the tier, a page nobody asks for, two whole pages exchanged, the tail of layer 0.
  *
- * Closed form: K and V of a context token depend on it, the token before and the position alone.
- * Sealed planes and META have equal bits; in BF16, elements that are zero in the closed form may be
- * up to SYNTH_ZERO_MAX. It does not hold for question tokens, the five tokens behind one, and the
- * token behind a " …VI" (there one element in a thousand may be another BF16 value).
- *
- * Threads: pure; a struct synth_rows has one owner, but for synth_rows_part.
- * Units: tokens; elements [layer][K, V][kv_head][row][dim].
+ * Threads: pure.
+ * Units: tokens.
  */
 #ifndef ENGINE_MODEL_SYNTH_H
 #define ENGINE_MODEL_SYNTH_H
@@ -58,8 +53,6 @@
 
 #include "store/base/alloc.h"
 #include "store/base/diag.h"
-
-#define SYNTH_ZERO_MAX 1e-30f
 
 struct synth {
     uint32_t layers, hidden, ffn, heads, kv_heads, vocab, context_tokens;
@@ -84,28 +77,5 @@ uint32_t synth_id(enum synth_kind kind, uint32_t word); /* the one behind a spac
 uint32_t synth_answer_id(uint32_t word);                /* the value as it is answered */
 /* What a graded word (words - families … words - 1) is read as; beyond II the decoys. */
 uint32_t synth_reading_id(const struct synth *synth, uint32_t word, uint32_t reading);
-
-struct synth_rows;
-/* NOMEM. */
-enum kv_err synth_rows_make(const struct synth *synth, const struct kv_alloc *alloc,
-                            struct synth_rows **rows_out, struct kv_diag *diag);
-void synth_rows_drop(struct synth_rows *rows); /* NULL is allowed */
-/* Rows [0, count) of a chunk of `chunk_rows`: ids[-1] is the token before, unless position is 0. */
-struct synth_stretch {
-    const uint32_t *ids;
-    uint64_t position;
-    uint32_t count, chunk_rows;
-};
-/* What a stretch's tokens need, once. NOMEM, INVALID (a token without a closed form). */
-enum kv_err synth_rows_ready(struct synth_rows *rows, const struct synth_stretch *stretch,
-                             struct kv_diag *diag);
-/* Heads [first, end) of layers x kv_heads, of the stretch that is ready; any threads, beside each
- * other and beside nothing else. Every head is asked for once before another stretch is ready:
- * rows of tokens that are new are made here. */
-void synth_rows_part(const struct synth_rows *rows, const struct synth_stretch *stretch,
-                     uint32_t first, uint32_t end, uint16_t *chunk);
-/* Both, of all heads. */
-enum kv_err synth_rows_fill(struct synth_rows *rows, const struct synth_stretch *stretch,
-                            uint16_t *chunk, struct kv_diag *diag);
 
 #endif

@@ -1,6 +1,7 @@
 /* engine/model/synth_inner.h - codes, words and places that the files of synth share.
  *
- * Responsible for: what synth_code.c and synth_words.c give to synth.c and synth_rows.c.
+ * Responsible for: what synth_code.c and synth_words.c give to synth.c, and to the closed form in
+ * tests/support_synth_rows.c.
  * Not responsible for: anything outside these files.
  *
  * Threads: pure.

@@ -1,11 +1,12 @@
-/* engine/model/synth_rows.c - K and V of context tokens in closed form.
+/* tests/support_synth_rows.c - K and V of context tokens in closed form.
  *
  * Responsible for: rows of a chunk out of token, token before and position alone; what it has
  * computed for a token it keeps.
  * Not responsible for: where the rows go.
  */
-#include "engine/model/synth_inner.h"
+#include "tests/support_synth_rows.h"
 
+#include "engine/model/synth_inner.h"
 #include "kernels/ops.h"
 
 #include <math.h>
