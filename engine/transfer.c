@@ -508,27 +508,50 @@ static enum kv_err freeze_pages_away(struct session *session, transfer_want_page
     return err;
 }
 
-enum kv_err transfer_freeze(struct session *session, transfer_want_page want, void *context,
-                            struct transfer_frozen *frozen_out, struct kv_diag *diag) {
+static enum kv_err not_frozen(struct session *session, enum kv_err err, struct kv_diag *diag) {
+    if (err == KV_ERR_DEVICE)
+        return engine_inner_device(session->engine, diag);
+    return kv_diag_set(diag, err, "no memory to freeze session '%s'", session->name);
+}
+
+enum kv_err transfer_freeze_pages(struct session *session, transfer_want_page want, void *context,
+                                  struct transfer_frozen *frozen_out, struct kv_diag *diag) {
     struct transfer_frozen frozen = {.page_count = 0};
-    enum kv_err err;
 
     if (session->n - session->n_kv > 1 || session->fed_end > session->n_kv)
         return kv_diag_set(diag, KV_ERR_BUSY,
                            "session '%s' has fed tokens that are not prefilled yet: step first",
                            session->name);
     image_init(&frozen.image);
-    err = freeze_image(session, &frozen.image);
-    if (err == KV_OK)
-        err = freeze_pages_away(session, want, context, &frozen);
-    if (err != KV_OK) {
-        transfer_frozen_release(session->engine, &frozen);
-        if (err == KV_ERR_DEVICE)
-            return engine_inner_device(session->engine, diag);
-        return kv_diag_set(diag, err, "no memory to freeze session '%s'", session->name);
+    enum kv_err err = freeze_pages_away(session, want, context, &frozen);
+    if (err == KV_OK) {
+        *frozen_out = frozen;
+        return KV_OK;
     }
-    *frozen_out = frozen;
-    return KV_OK;
+    transfer_frozen_release(session->engine, &frozen);
+    return not_frozen(session, err, diag);
+}
+
+enum kv_err transfer_freeze_image(struct session *session, struct transfer_frozen *frozen,
+                                  struct kv_diag *diag) {
+    enum kv_err err = freeze_image(session, &frozen->image);
+
+    return err == KV_OK ? KV_OK : not_frozen(session, err, diag);
+}
+
+enum kv_err transfer_freeze(struct session *session, transfer_want_page want, void *context,
+                            struct transfer_frozen *frozen_out, struct kv_diag *diag) {
+    struct transfer_frozen frozen;
+    enum kv_err err = transfer_freeze_pages(session, want, context, &frozen, diag);
+
+    if (err != KV_OK)
+        return err;
+    err = transfer_freeze_image(session, &frozen, diag);
+    if (err == KV_OK)
+        *frozen_out = frozen;
+    else
+        transfer_frozen_release(session->engine, &frozen);
+    return err;
 }
 
 void transfer_frozen_release(struct engine *engine, struct transfer_frozen *frozen) {

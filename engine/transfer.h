@@ -144,6 +144,13 @@ struct transfer_frozen {
 typedef int (*transfer_want_page)(void *context, uint64_t first, uint32_t tokens);
 enum kv_err transfer_freeze(struct session *session, transfer_want_page want, void *context,
                             struct transfer_frozen *frozen_out, struct kv_diag *diag);
+/* The same in two halves, bytes first; whoever asks the session in between (session_ask_begin)
+ * finds what became of its needles and probes in the image. After an error of the second one
+ * `frozen` is as whole as before: to be released. */
+enum kv_err transfer_freeze_pages(struct session *session, transfer_want_page want, void *context,
+                                  struct transfer_frozen *frozen_out, struct kv_diag *diag);
+enum kv_err transfer_freeze_image(struct session *session, struct transfer_frozen *frozen,
+                                  struct kv_diag *diag);
 void transfer_frozen_release(struct engine *engine, struct transfer_frozen *frozen);
 
 /* Load, the shadow. begin checks the image against this engine (MISMATCH) and reserves every slot

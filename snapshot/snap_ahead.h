@@ -9,7 +9,8 @@
  * While the spill thread waits for the disk the helpers go on with later batches. What no
  * helper has begun when its turn comes is made ready by the spill thread itself.
  *
- * Threads: add by the scheduler's, take, give and end by the spill thread.
+ * Threads: add by the scheduler's, take and end by the spill thread; end by the scheduler's, too,
+ * of an item that was never queued.
  * Units: blocks and pages, nanoseconds.
  */
 #ifndef SNAPSHOT_SNAP_AHEAD_H
@@ -52,7 +53,7 @@ uint32_t snap_ahead_helpers(const struct snap_ahead *ahead);
 enum { SNAP_AHEAD_MORE = 12 };
 uint32_t snap_ahead_held(struct snap_ahead *ahead);
 
-/* The item is in the queue. */
+/* The item is in the queue, or it is a save that will be. */
 void snap_ahead_add(struct snap_ahead *ahead, struct snap_item *item);
 /* Waits for a helper that has begun. NULL: the caller does the work. */
 struct snap_ready *snap_ahead_take(struct snap_ahead *ahead, struct snap_job *job);

@@ -82,7 +82,8 @@ static int enqueue(struct snapshot *snapshot, struct snap_item *item, int wait) 
         item->line->holds++;
         push(&snapshot->queue, item);
         snapshot->queue_count++;
-        snap_ahead_add(snapshot->ahead, item);
+        if (item->block != NULL)
+            snap_ahead_add(snapshot->ahead, item);
         pthread_cond_signal(&snapshot->work);
         taken = 1;
     }
@@ -164,15 +165,35 @@ void snapshot_block_sealed(void *context, struct session *session, struct block 
     queue_block(snapshot, line, block, 0);
 }
 
-enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
-                            struct snapshot_ticket *ticket, struct kv_diag *diag) {
+enum kv_err snap_spill_pages(struct snapshot *snapshot, struct snap_line *line,
+                             struct snapshot_ticket *ticket, struct kv_diag *diag) {
     struct snap_item *item = new_item(snapshot, line, SNAP_SAVE_JOBS);
     if (item == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to queue a save");
     item->ticket = ticket;
-    line->saving = 1;
-    (void)enqueue(snapshot, item, 1);
+    ticket->item = item;
+#ifndef BREAK_PAGES_LATE
+    snap_ahead_add(snapshot->ahead, item);
+#endif
     return KV_OK;
+}
+
+void snap_spill_save(struct snapshot *snapshot, struct snapshot_ticket *ticket) {
+    struct snap_item *item = ticket->item;
+    ticket->item = NULL;
+#ifdef BREAK_PAGES_LATE
+    snap_ahead_add(snapshot->ahead, item);
+#endif
+    item->line->saving = 1;
+    (void)enqueue(snapshot, item, 1);
+}
+
+void snap_spill_unsave(struct snapshot *snapshot, struct snapshot_ticket *ticket) {
+    if (ticket->item == NULL)
+        return;
+    snap_ahead_end(snapshot->ahead, ticket->item);
+    item_drop(snapshot, ticket->item);
+    ticket->item = NULL;
 }
 
 void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket) {

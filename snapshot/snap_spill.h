@@ -24,6 +24,7 @@ enum { SNAP_BATCH_BLOCKS_MAX = 64, SNAP_BATCH_BLOCKS_BUDGET = 16 };
 struct snapshot_ticket {
     struct snapshot *owner;
     struct transfer_frozen frozen;
+    struct snap_item *item; /* helpers are at its pages, and it is not queued yet */
     struct transfer_durable before, after;
     uint32_t found_blocks; /* durable when the save began */
     struct snapshot_options options;
@@ -101,9 +102,15 @@ struct snapshot {
 
 /* Scheduler: queues every volatile block that no writer holds, waiting for room. */
 void snap_spill_requeue(struct snapshot *snapshot, struct snap_line *line, struct session *session);
-/* Scheduler: queues a save, waiting for room. The ticket's result comes with `done`. NOMEM. */
-enum kv_err snap_spill_save(struct snapshot *snapshot, struct snap_line *line,
-                            struct snapshot_ticket *ticket, struct kv_diag *diag);
+/* Scheduler: helpers may begin with the pages that are frozen in the ticket. NOMEM. */
+enum kv_err snap_spill_pages(struct snapshot *snapshot, struct snap_line *line,
+                             struct snapshot_ticket *ticket, struct kv_diag *diag);
+/* Scheduler: queues the save whose pages those are, waiting for room. The ticket's result comes
+ * with `done`. */
+void snap_spill_save(struct snapshot *snapshot, struct snapshot_ticket *ticket);
+/* Scheduler: or else it is not saved, and no helper has anything of it afterwards; nothing is done
+ * where there are no such pages. */
+void snap_spill_unsave(struct snapshot *snapshot, struct snapshot_ticket *ticket);
 /* Scheduler: waits for the ticket's commit. */
 void snap_spill_wait(struct snapshot *snapshot, const struct snapshot_ticket *ticket);
 /* snapshot_writer_take for the scheduler thread: while another writes, others may be it. */

@@ -293,10 +293,8 @@ static void add_save_step(cJSON *to, uint64_t length, const struct nine_save_ste
     cJSON_AddNumberToObject(own, "allowed_bytes", (double)step->allowed_bytes);
     cJSON_AddNumberToObject(own, "record_bytes", (double)step->record_bytes);
     cJSON_AddNumberToObject(own, "image_bytes", (double)step->image_bytes);
-    cJSON_AddNumberToObject(own, "without_proof_least_ms",
-                            (double)step->after_proof_least_ns * 1e-6);
-    cJSON_AddNumberToObject(own, "without_proof_most_ms", (double)step->after_proof_most_ns * 1e-6);
-    cJSON_AddNumberToObject(own, "without_proof_ms", (double)step->after_proof_ns * 1e-6);
+    cJSON_AddNumberToObject(own, "least_ms", (double)step->least_ns * 1e-6);
+    cJSON_AddNumberToObject(own, "most_ms", (double)step->most_ns * 1e-6);
     add_stages(own, &step->receipt);
     cJSON_AddItemToArray(to, own);
 }

@@ -209,7 +209,6 @@ static int by_wall(const void *a, const void *b) {
 /* One length's saves of one step. */
 struct turns {
     struct receipt receipts[NINE_SAVE_TURNS];
-    uint64_t less_ns[NINE_SAVE_TURNS]; /* than the wall by the proof */
     uint32_t count;
 };
 
@@ -238,7 +237,7 @@ static enum kv_err run_turn(struct nine *nine, uint32_t which, struct nine_save_
         err = save(nine, session, receipt, diag);
     if (err != KV_OK)
         return err;
-    turns->less_ns[turns->count++] = receipt->wall_ns - receipt->stage_ns[RECEIPT_PROVE];
+    turns->count++;
     step->bytes = receipt->door_bytes;
     step->record_bytes = receipt->record_bytes;
     step->image_bytes = receipt->image_bytes;
@@ -263,11 +262,9 @@ static enum kv_err run_step(struct nine *nine, uint32_t number, struct nine_save
         struct nine_save_step *step = &lengths[i].steps[number];
         uint32_t count = turns[i].count;
         qsort(turns[i].receipts, count, sizeof turns[i].receipts[0], by_wall);
-        nine_sort(turns[i].less_ns, count);
         step->receipt = turns[i].receipts[count / 2];
-        step->after_proof_ns = turns[i].less_ns[count / 2];
-        step->after_proof_least_ns = turns[i].less_ns[0];
-        step->after_proof_most_ns = turns[i].less_ns[count - 1];
+        step->least_ns = turns[i].receipts[0].wall_ns;
+        step->most_ns = turns[i].receipts[count - 1].wall_ns;
     }
     return err;
 }
@@ -421,7 +418,8 @@ static double milliseconds(uint64_t ns) {
     return (double)ns * 1e-6;
 }
 
-/* Stages of a large save are beside each other: then none of it is unnamed. */
+/* Stages of a large save are beside each other, as are the proof and the zip of any: what is
+ * unnamed is so at least. */
 static void tell_stages(const struct receipt *receipt) {
     uint64_t named_ns = 0;
 
@@ -463,13 +461,12 @@ void nine_save_tell(struct nine_saves *saves) {
         for (uint32_t k = 0; k < NINE_SAVE_STEPS; k++) {
             const struct nine_save_step *step = &saves->lengths[i].steps[k];
             printf("  %4u more of %6llu tokens: %.3f MB (%.3f allowed; image %.3f, records %.3f), "
-                   "%.2f ms, without the proof %.2f (%.2f to %.2f)\n",
+                   "%.2f ms (%.2f to %.2f)\n",
                    step->tokens, (unsigned long long)saves->lengths[i].tokens,
                    megabytes(step->bytes), megabytes(step->allowed_bytes),
                    megabytes(step->image_bytes), megabytes(step->record_bytes),
-                   milliseconds(step->receipt.wall_ns), milliseconds(step->after_proof_ns),
-                   milliseconds(step->after_proof_least_ns),
-                   milliseconds(step->after_proof_most_ns));
+                   milliseconds(step->receipt.wall_ns), milliseconds(step->least_ns),
+                   milliseconds(step->most_ns));
             tell_stages(&step->receipt);
         }
     fflush(stdout);

@@ -23,8 +23,7 @@ struct nine_save_step {
     uint64_t bytes, record_bytes, image_bytes; /* through the door, and of these */
     uint64_t allowed_bytes; /* 1.05 × (planes of new blocks + changed pages, raw) + one record */
     struct receipt receipt; /* of the median wall: of 15, 9 and 5, of fewer at the small geometry */
-    uint64_t after_proof_ns; /* wall less the proof, the median */
-    uint64_t after_proof_least_ns, after_proof_most_ns;
+    uint64_t least_ns, most_ns; /* of the walls */
 };
 struct nine_save_length {
     uint64_t tokens; /* before the steps */

@@ -1,12 +1,14 @@
 /* tests/test_ahead.c - blocks made ready ahead of their batch, by helpers of the background writer.
  *
  * Responsible for: what is stored is the same however many helpers there are, on both sides of the
- * wall; several of them at one block; what fails in a helper or behind it; zip decided in the order
- * of the puts.
+ * wall; several of them at one block, and pages beside the proof; what fails in a helper or behind
+ * it; zip decided in the order of the puts.
  * Not responsible for: saves and faults without helpers (test_snapshot.c).
  * Broken twins: BREAK_AHEAD_ORDER keeps whatever was zipped ahead; BREAK_HELP_SHARED shares out one
- * helper's time among all; BREAK_AHEAD_ALONE leaves a block to one helper.
+ * helper's time among all; BREAK_AHEAD_ALONE leaves a block to one helper; BREAK_PAGES_LATE
+ * gives pages to helpers behind the proof; BREAK_PROOF_FAILED saves what could not be proven.
  */
+#include "engine/engine_inner.h"
 #include "snapshot/snap_ahead.h"
 #include "store/codec.h"
 #include "store/store_pack.h"
@@ -327,9 +329,61 @@ static void helpers_share_one_block(void **state) {
     life_rig_close(&f);
 }
 
+/* --- pages, beside the proof */
+
+/* What the hook of the engine knows, which has another context. */
+static struct snapshot *between;
+static uint32_t between_held;
+
+/* Between two pieces of the proof: until helpers have begun with a page, at most 10 s. */
+static int look_at_helpers(void *context, int small) {
+    uint64_t end_ns = kv_clock_now_ns(kv_clock_system()) + 10000000000u;
+    (void)context;
+    while (small && between_held == 0 && kv_clock_now_ns(kv_clock_system()) < end_ns)
+        between_held = snap_ahead_held(between->ahead);
+    return 0;
+}
+
+/* Helpers zip pages while the session is asked. When it cannot be proven it is not saved, and
+ * nothing is left of what was made ready: as the store was, so it stays. BREAK_PAGES_LATE,
+ * BREAK_PROOF_FAILED */
+static void pages_are_zipped_beside_the_proof(void **state) {
+    (void)state;
+    struct life_rig f;
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    const struct snapshot_options options = {0};
+    open_rig(&f, HELPERS, 1);
+    struct session *session = life_session(&f.life, "chat", IMAGE_RECIPE_V3);
+    life_say(session, 1, 300, 0, NULL);
+    receipt = life_save(&f.life, session, 0);
+    uint64_t head = receipt.snapshot;
+    life_say(session, 2, 5, 0, NULL);
+    for (int fails = 1; fails >= 0; fails--) {
+        uint64_t written = store_written(f.life.store);
+        between = f.life.snapshot;
+        between_held = 0;
+        f.life.engine->settings.hooks.breathe = look_at_helpers;
+        support_wall_break(fails ? SUPPORT_WALL_ATTENTION : SUPPORT_WALL_SOUND);
+        enum kv_err err = snapshot_save(f.life.snapshot, session, &options, &receipt, &diag);
+        f.life.engine->settings.hooks.breathe = NULL;
+        assert_true(between_held > 0);
+        assert_int_equal(err, fails ? KV_ERR_DEVICE : KV_OK);
+        assert_int_equal(snap_ahead_held(f.life.snapshot->ahead), 0);
+        assert_int_equal(store_written(f.life.store) == written, fails);
+        assert_int_equal(transfer_durable(session)->snapshot == head, fails);
+    }
+    printf("%s\n", diag.text);
+    assert_int_equal(receipt.parent, head);
+    assert_true(receipt.pages > 0 && receipt.stage_ns[RECEIPT_ZIP] > 0);
+    assert_true(receipt.stage_ns[RECEIPT_PROVE] > 0 && receipt.stage_ns[RECEIPT_FREEZE] > 0);
+    life_rig_close(&f);
+}
+
 TESTING_MAIN(cmocka_unit_test(zip_is_decided_in_the_order_of_puts),
              cmocka_unit_test(helpers_change_nothing), cmocka_unit_test(helpers_run_ahead_and_stop),
              cmocka_unit_test(a_failed_copy_is_done_again),
              cmocka_unit_test(a_failed_write_leaves_nothing_behind),
              cmocka_unit_test(the_time_of_one_helper_is_not_shared_out),
-             cmocka_unit_test(helpers_share_one_block))
+             cmocka_unit_test(helpers_share_one_block),
+             cmocka_unit_test(pages_are_zipped_beside_the_proof))
