@@ -1,7 +1,8 @@
 /* tools/service.c - store, engine, snapshot and restore put together behind session names.
  *
- * Responsible for: order of opening and closing, the hooks, least-recently-used sleep, leases.
- * Not responsible for: the engine thread (service_share.c), turns (turn.c), printing.
+ * Responsible for: order of opening and closing, the hooks, least-recently-used sleep.
+ * Not responsible for: the engine thread (service_share.c), leases (service_lease.c), turns
+ * (turn.c), printing.
  *
  * Slots are made free in this order: writes that are under way are waited for, since their blocks
  * then give up unread planes; then sessions under policy `pressure` take steps of their ladder;
@@ -15,9 +16,6 @@
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
-
-/* Something that wakes nobody may have changed: a client that went, a deadline. */
-static const uint64_t look_again_ns = 50000000;
 
 void service_settings_usual(struct service_settings *settings_out) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -73,85 +71,10 @@ static uint32_t slots_free(const struct service *service) {
     return slots.free;
 }
 
-/* --- who works on what */
-
-static struct service_lease *find_lease(const struct service *service, const char *name) {
-    for (struct service_lease *lease = service->leases; lease != NULL; lease = lease->next)
-        if (strcmp(lease->name, name) == 0)
-            return lease;
-    return NULL;
-}
-
-int service_is_leased(struct service *service, const char *name) {
-    return find_lease(service, name) != NULL;
-}
-
-int service_has_others(struct service *service, const struct service_lease *lease) {
-    return service->leases != lease || lease->next != NULL;
-}
-
-const struct service_lease *service_lease_at(struct service *service, uint32_t index) {
-    const struct service_lease *lease = service->leases;
-    while (lease != NULL && index-- > 0)
-        lease = lease->next;
-    return lease;
-}
-
 static int is_busy(void *context, const struct session *session) {
     struct session_info info;
     session_info(session, &info);
     return service_is_leased(context, info.name);
-}
-
-static void stand_in_line(struct service *service, const char *name, const char *who,
-                          struct service_lease *lease) {
-    memset(lease, 0, sizeof *lease);
-    memcpy(lease->name, name, strnlen(name, IMAGE_NAME_BYTES_MAX));
-    memcpy(lease->who, who, strnlen(who, SERVICE_WHO_BYTES - 1));
-    lease->since_ns = kv_clock_now_ns(service->clock);
-    *service->leases_end = lease;
-    service->leases_end = &lease->next;
-}
-
-void service_lease_end(struct service *service, struct service_lease *lease) {
-    struct service_lease **at = &service->leases;
-    if (lease->name[0] == 0)
-        return;
-    while (*at != lease)
-        at = &(*at)->next;
-    *at = lease->next;
-    if (lease->next == NULL)
-        service->leases_end = at;
-    lease->name[0] = 0;
-    service_changed(service);
-}
-
-enum kv_err service_lease(struct service *service, const char *name,
-                          const struct service_patience *patience, struct service_lease *lease_out,
-                          struct kv_diag *diag) {
-    enum kv_err err = session_check_name(name, diag);
-    if (err != KV_OK) {
-        lease_out->name[0] = 0;
-        return err;
-    }
-    stand_in_line(service, name, patience->who != NULL ? patience->who : "", lease_out);
-    while (find_lease(service, name) != lease_out && err == KV_OK) {
-#ifdef BREAK_LEASE
-        if (1)
-#else
-        if (kv_clock_now_ns(service->clock) >= patience->deadline_ns)
-#endif
-            err = kv_diag_set(diag, KV_ERR_BUSY,
-                              "session %s is at work for somebody else; try again later", name);
-        else if (patience->cancelled != NULL && patience->cancelled(patience->context))
-            err = kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while waiting for session %s", name);
-        else
-            service_await(service, look_again_ns);
-    }
-    lease_out->since_ns = kv_clock_now_ns(service->clock);
-    if (err != KV_OK)
-        service_lease_end(service, lease_out);
-    return err;
 }
 
 /* --- room */
@@ -193,7 +116,7 @@ static int sleep_one(struct service *service, const struct session *except) {
         struct session_info info;
         struct receipt receipt;
         session_info(session, &info);
-        stand_in_line(service, info.name, "going to sleep", &lease);
+        service_inner_line_up(service, info.name, "going to sleep", &lease);
         lease.to_sleep = 1;
         tried_ns = info.last_used_ns;
         enum kv_err err = snapshot_sleep(service->snapshot, session, &receipt, &diag);
@@ -229,7 +152,7 @@ static int on_slots_low(void *context, struct session *for_session, uint32_t slo
     struct session_info info;
     if (for_session != NULL) {
         session_info(for_session, &info);
-        const struct service_lease *lease = find_lease(service, info.name);
+        const struct service_lease *lease = service_inner_lease(service, info.name);
         if (lease != NULL && lease->to_sleep)
             return 0;
     }
@@ -624,7 +547,7 @@ static void hurry(struct service *service) {
 void service_settle(struct service *service, const char *name) {
     while (is_others_save(service, name)) {
         hurry(service);
-        service_await(service, look_again_ns);
+        service_await(service, SERVICE_LOOK_AGAIN_NS);
     }
     if (!service->shared || service->staying > 0)
         snap_tend_settle(service->tend);

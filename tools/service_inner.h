@@ -16,6 +16,8 @@
 #include <pthread.h>
 
 enum { SERVICE_NOTE_BYTES = 512 };
+/* Something that wakes nobody may have changed: a client that went, a deadline. */
+enum { SERVICE_LOOK_AGAIN_NS = 50000000 };
 
 struct service {
     struct kv_alloc alloc;
@@ -49,6 +51,12 @@ struct service {
     uint64_t asked_steps; /* `steps` when the last piece of asking a session began */
     int kicked, stop;
 };
+
+/* Who holds the lease of a name, or asked for it first; NULL: nobody. */
+struct service_lease *service_inner_lease(const struct service *service, const char *name);
+/* Asks for a lease without waiting for it; until service_lease_end. */
+void service_inner_line_up(struct service *service, const char *name, const char *who,
+                           struct service_lease *lease);
 
 /* As the scheduler thread, before another piece of asking a session: whoever stands in line comes
  * first, and whoever listens has a few steps between any two pieces, or one after a small piece.

@@ -1,7 +1,7 @@
 /* tools/service_share.c - one service and many threads.
  *
  * Responsible for: the engine thread, entering and leaving, waiting for changes, listening.
- * Not responsible for: what is done meanwhile (service.c), leases.
+ * Not responsible for: what is done meanwhile (service.c), leases (service_lease.c).
  */
 #include "tools/service_inner.h"
 
