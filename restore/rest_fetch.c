@@ -114,11 +114,21 @@ static int make_room(const struct rest_plan *plan, struct rest_fetch *fetch) {
     return fetch->items != NULL && fetch->pieces != NULL && (fetch->ids != NULL || !wants_ids);
 }
 
+static int is_page(const struct rest_fetch_item *item) {
+    return item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS;
+}
+
 /* Everything on the list is wanted before the session answers, so it comes in the order in which it
- * lies on the disk. */
+ * lies on the disk. But pages, which are written last, take longest to unzip: nothing is read any
+ * more while the last one is, so they come first. */
 static int by_place(const void *left, const void *right) {
     const struct store_extent *a = ((const struct rest_fetch_item *)left)->extent;
     const struct store_extent *b = ((const struct rest_fetch_item *)right)->extent;
+    int pages = is_page(right) - is_page(left);
+#ifndef BREAK_PAGES_FIRST
+    if (pages != 0)
+        return pages;
+#endif
     if (a->segment != b->segment)
         return a->segment < b->segment ? -1 : 1;
     return a->off < b->off ? -1 : a->off > b->off;

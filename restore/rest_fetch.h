@@ -43,7 +43,7 @@ struct rest_fetch {
  * every case. */
 enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
                             struct rest_fetch *fetch_out, struct kv_diag *diag);
-/* In the order in which it lies on the disk. */
+/* Pages in front; each kind in the order in which it lies on the disk. */
 void rest_fetch_sort(struct rest_fetch *fetch);
 void rest_fetch_release(struct rest_fetch *fetch);
 /* 1: the place is out of the processor's reach, so the bytes must land elsewhere first. */

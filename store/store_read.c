@@ -1,6 +1,6 @@
 /* store/store_read.c - many extents from disk at once.
  *
- * Responsible for: cutting extents into requests of up to 1 MiB, keeping the queue full in the
+ * Responsible for: cutting extents into requests of up to 4 MiB, keeping the queue full in the
  * order given, putting the bytes where they belong, and saying of every extent whether it is
  * whole.
  * Not responsible for: unzipping (codec.c) or finding extents.
@@ -9,11 +9,17 @@
  * through registered staging. A compressed one is read whole into memory of its own and unzipped
  * from there. Unzipping and digests go to helpers where the caller wants them, so that they run
  * while later extents are on their way; every result is told on the reading thread.
+ *
+ * A request costs a virtual disk as much as some 60 KiB. So where there are helpers, extents that
+ * follow each other on the disk and are read into memory of their own, or are small, come as one
+ * run: the first, its head, asks for all of them. Members of a run that fails are read again one by
+ * one, so that damage is said of what is damaged.
  */
 #include "store/store_read.h"
 
 #include "store/base/bytes.h"
 #include "store/read_help.h"
+#include "store/read_place.h"
 #include "store/reader.h"
 #include "store/store_inner.h"
 #include "store/store_ram_inner.h"
@@ -26,7 +32,9 @@ enum {
     DEPTH = IO_DEPTH_MAX,
     STAGING_COUNT = READER_STAGING_COUNT,
     STAGING_BYTES = READER_STAGING_BYTES,
-    JOB_BYTES_MAX = 1 << 20,
+    JOB_BYTES_MAX = 4 << 20,
+    RUN_BYTES_MAX = JOB_BYTES_MAX,
+    CARRIED_RAW_MAX = 1 << 16,    /* a raw extent up to this may be one of a run, and is copied */
     FILES_MAX = READER_FILES_MAX, /* a call with more goes in rounds */
     /* Compressed bytes of one call that wait for their unzipping: so much, and so much more for
      * each helper beyond the first. */
@@ -38,9 +46,17 @@ enum {
 struct flow {
     int file;
     int begun;        /* a submit that found the queue full comes back to it */
+    int over;         /* its result was told */
+    int again, alone; /* it waits for being read again; and is no member of a run then */
     int placed;       /* 1: raw and page by page into the pieces */
-    uint8_t *packed;  /* of a compressed extent */
-    uint64_t asked;   /* bytes given to the queue, counted on the padded extent */
+    size_t head;      /* once begun: the one whose requests bring it, itself or one in front */
+    uint8_t *packed;  /* of a compressed extent, or one that is carried */
+    /* Of a head. */
+    uint8_t *run;     /* memory of all its members; NULL: it is alone and needs none */
+    uint32_t members; /* itself included */
+    uint32_t holders; /* members that need that memory */
+    uint64_t bytes;   /* of all members, padded */
+    uint64_t asked;   /* of those, given to the queue */
     uint32_t pending; /* requests in flight */
     uint32_t piece;   /* position of `asked` in the pieces, when placed */
     uint64_t piece_off;
@@ -55,7 +71,7 @@ struct flow {
 struct job {
     int used;
     size_t read_index;
-    uint64_t off; /* in the padded extent */
+    uint64_t off; /* in the padded extent, or the run */
     size_t count;
     int staging; /* index, -1: straight to its place */
     uint64_t begin_ns;
@@ -69,6 +85,11 @@ struct round {
     size_t index_base;           /* of its first read in the caller's list */
     struct flow *flows;
     size_t next; /* first read that is not wholly asked for */
+    size_t end;  /* what comes before it is asked for now */
+    /* Members of runs that have failed, and where to go on behind the one that is read now. */
+    uint32_t again;
+    int back;
+    size_t resume;
     struct job jobs[DEPTH];
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
@@ -79,60 +100,20 @@ struct round {
     int stalled;
 };
 
-static const char *label_of(const struct store_read *read) {
-    return read->label != NULL ? read->label : "extent";
-}
-
-static enum kv_err check_read(const struct store_read *read, struct kv_diag *diag) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < read->piece_count; i++) {
-        if (!kv_add_u64(bytes, read->pieces[i].iov_len, &bytes))
-            bytes = UINT64_MAX;
-    }
-    if (bytes == 0 || bytes != read->extent->raw_bytes || read->extent->codec >= CODEC_COUNT)
-        return kv_diag_set(diag, KV_ERR_INVALID, "%s: room for %llu bytes, the extent has %llu",
-                           label_of(read), (unsigned long long)bytes,
-                           (unsigned long long)read->extent->raw_bytes);
-    return KV_OK;
-}
-
-static int pieces_are_pages(const struct store_read *read) {
-    for (uint32_t i = 0; i < read->piece_count; i++) {
-        if ((uintptr_t)read->pieces[i].iov_base % STORE_PAGE_BYTES != 0 ||
-            read->pieces[i].iov_len == 0 ||
-            (i + 1 < read->piece_count && read->pieces[i].iov_len % STORE_PAGE_BYTES != 0))
-            return 0;
-    }
-    return 1;
-}
-
-/* Copies staged bytes of a raw extent to where they belong. */
-static void scatter(const struct store_read *read, uint64_t off, const uint8_t *from,
-                    size_t count) {
-    for (uint32_t i = 0; i < read->piece_count && count != 0; i++) {
-        size_t size = read->pieces[i].iov_len;
-        if (off >= size) {
-            off -= size;
-            continue;
-        }
-        size_t take = size - (size_t)off < count ? size - (size_t)off : count;
-        memcpy((uint8_t *)read->pieces[i].iov_base + off, from, take);
-        from += take;
-        count -= take;
-        off = 0;
-    }
-}
-
-static int all_zero(const uint8_t *bytes, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (bytes[i] != 0)
-            return 0;
-    }
-    return 1;
-}
-
 static uint64_t now_ns(const struct round *round) {
     return kv_clock_now_ns(round->store->options.clock);
+}
+
+/* Its part of a run is not needed any more. */
+static void let_go(struct round *round, struct flow *flow) {
+    struct flow *head = &round->flows[flow->head];
+    if (flow->packed == NULL || head->pending != 0)
+        return;
+    flow->packed = NULL;
+    if (--head->holders != 0)
+        return;
+    reader_packed_put(round->reader, head->run);
+    head->run = NULL;
 }
 
 /* The result of one read: sentence, callback, memory. */
@@ -141,62 +122,21 @@ static void finish(struct round *round, size_t index, enum kv_err err, const cha
     const struct store_extent *extent = read->extent;
     struct flow *flow = &round->flows[index];
     read->result = err;
-    if (flow->pending == 0) {
-        reader_packed_put(round->reader, flow->packed);
-        flow->packed = NULL;
-    }
+    flow->over = 1;
+    let_go(round, flow);
     if (err != KV_OK && round->index_base + index < round->failed_index) {
         char name[SEGMENT_NAME_BYTES];
         segment_name(extent->segment, name);
         round->failed_index = round->index_base + index;
         if (flow->error > 0)
             kv_diag_errno(round->diag, err, flow->error, "%s: cannot read seg/%s at %llu",
-                          label_of(read), name, (unsigned long long)extent->off);
+                          read_place_label(read), name, (unsigned long long)extent->off);
         else
-            kv_diag_set(round->diag, err, "%s: %s (seg/%s at %llu)", label_of(read), why, name,
-                        (unsigned long long)extent->off);
+            kv_diag_set(round->diag, err, "%s: %s (seg/%s at %llu)", read_place_label(read), why,
+                        name, (unsigned long long)extent->off);
     }
     if (round->args.done != NULL)
         round->args.done(round->args.context, round->index_base + index);
-}
-
-/* The one piece that all pieces are, lying one behind the other; NULL when they do not. */
-static uint8_t *one_piece(const struct store_read *read) {
-    for (uint32_t i = 1; i < read->piece_count; i++) {
-        if ((uint8_t *)read->pieces[i - 1].iov_base + read->pieces[i - 1].iov_len !=
-            (uint8_t *)read->pieces[i].iov_base)
-            return NULL;
-    }
-    return read->pieces[0].iov_base;
-}
-
-static enum kv_err unzip(struct codec *codec, const struct store_read *read,
-                         const uint8_t *packed) {
-    const struct store_extent *extent = read->extent;
-    size_t raw_bytes = (size_t)extent->raw_bytes;
-    uint8_t *whole = one_piece(read);
-    uint8_t *raw = whole;
-    enum kv_err err = KV_OK;
-    if (whole == NULL)
-        err = codec_room(codec, raw_bytes, &raw);
-    if (err == KV_OK)
-        err = codec_unpack(codec, extent->codec, packed, (size_t)extent->stored_bytes, raw,
-                           raw_bytes);
-    if (err == KV_OK && whole == NULL)
-        scatter(read, 0, raw, raw_bytes);
-    return err;
-}
-
-static int digest_holds(const struct store_read *read) {
-    struct kv_digest_state state;
-    kv_digest_init(&state);
-    for (uint32_t i = 0; i < read->piece_count; i++)
-        kv_digest_update(&state, read->pieces[i].iov_base, read->pieces[i].iov_len);
-    struct kv_digest digest = kv_digest_final(&state);
-#ifdef BREAK_DIGEST
-    return 1;
-#endif
-    return kv_digest_equal(&digest, &read->extent->digest);
 }
 
 /* Unzips and digests one extent; touches nothing but it, its flow and the thread's codec. */
@@ -206,7 +146,7 @@ static void look(void *context, size_t index, int thread) {
     struct flow *flow = &round->flows[index];
     uint64_t begin_ns = now_ns(round);
     if (read->extent->codec != CODEC_RAW) {
-        flow->found = unzip(round->reader->codecs[thread], read, flow->packed);
+        flow->found = read_place_unzip(round->reader->codecs[thread], read, flow->packed);
         flow->unzip_ns = now_ns(round) - begin_ns;
         begin_ns += flow->unzip_ns;
         if (flow->found != KV_OK) {
@@ -218,7 +158,7 @@ static void look(void *context, size_t index, int thread) {
     if (!read->verify)
         return;
     flow->digested = 1;
-    if (!digest_holds(read)) {
+    if (!read_place_digest_holds(read)) {
         flow->found = KV_ERR_CORRUPT;
         flow->why = "its bytes do not match their digest";
     }
@@ -251,6 +191,8 @@ static void conclude(struct round *round, size_t index) {
                flow->error == -1 ? "the segment ends before it" : "its padding is not zero");
         return;
     }
+    if (flow->packed != NULL && read->extent->codec == CODEC_RAW)
+        read_place_scatter(read, 0, flow->packed, (size_t)read->extent->raw_bytes);
     if (round->help.running != 0 && (read->extent->codec != CODEC_RAW || read->verify)) {
         while (!read_help_give(&round->help, index)) {
             if (read_help_take(&round->help, 0, &over))
@@ -262,18 +204,42 @@ static void conclude(struct round *round, size_t index) {
     settle(round, index);
 }
 
+/* All requests of a head have come back. */
+static void conclude_run(struct round *round, size_t index) {
+    uint32_t members = round->flows[index].members;
+    for (size_t i = index; i < index + members; i++) {
+        struct flow *flow = &round->flows[i];
+        int alone = members == 1;
+#ifdef BREAK_RUN_ALONE
+        alone = 1;
+#endif
+        if (alone || flow->error == 0) {
+            conclude(round, i);
+            continue;
+        }
+        flow->error = flow->begun = 0;
+        flow->again = flow->alone = 1;
+        round->again++;
+        let_go(round, flow);
+    }
+}
+
 /* Begins an extent: its file, its way, its memory. */
 static enum kv_err begin(struct round *round, size_t index) {
     struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
     struct kv_diag diag = {""};
-    enum kv_err err = check_read(read, &diag);
+    enum kv_err err = read_place_check(read, &diag);
     if (err == KV_OK)
         err = reader_file(round->store, round->reader, read->extent->segment, &flow->file, &diag);
     if (err == KV_OK && read->extent->codec != CODEC_RAW && flow->packed == NULL)
         err = kv_diag_set(&diag, KV_ERR_CORRUPT, "it says that it has %llu compressed bytes",
                           (unsigned long long)read->extent->stored_bytes);
-    flow->placed = err == KV_OK && flow->packed == NULL && pieces_are_pages(read);
+    flow->placed = err == KV_OK && flow->packed == NULL && read_place_is_pages(read);
+    flow->head = index;
+    flow->members = 1;
+    flow->bytes = fmt_extent_padded(read->extent);
+    flow->asked = 0;
     if (err != KV_OK)
         finish(round, index, err, diag.text);
     return err;
@@ -282,10 +248,10 @@ static enum kv_err begin(struct round *round, size_t index) {
 /* An extent that is kept in memory; 0 when it is to be read. Damage there is not damage on disk. */
 static int take_from_ram(struct round *round, size_t index) {
     const struct store_read *read = &round->args.reads[index];
-    if (!round->args.ram || check_read(read, NULL) != KV_OK ||
+    if (!round->args.ram || read_place_check(read, NULL) != KV_OK ||
         !store_ram_inner_take(round->store, read))
         return 0;
-    if (read->verify && !digest_holds(read)) {
+    if (read->verify && !read_place_digest_holds(read)) {
         store_ram_inner_forget(round->store, read->extent);
         return 0;
     }
@@ -305,9 +271,62 @@ static int has_room(struct round *round, size_t index) {
         return 0;
     if (extent->codec == CODEC_RAW || fmt_extent_padded(extent) > CODEC_BYTES_MAX)
         return 1;
-    if (flow->packed == NULL)
-        flow->packed = reader_packed_get(round->reader, (size_t)fmt_extent_padded(extent));
+    if (flow->packed == NULL) {
+        flow->run = reader_packed_get(round->reader, (size_t)fmt_extent_padded(extent));
+        flow->packed = flow->run;
+        flow->head = index;
+        flow->holders = flow->run != NULL;
+    }
     return flow->packed != NULL;
+}
+
+static int is_carried(const struct store_extent *extent) {
+    return fmt_extent_padded(extent) <=
+           (extent->codec == CODEC_RAW ? CARRIED_RAW_MAX : RUN_BYTES_MAX);
+}
+
+/* 1 when read `index` can come with the one in front of it, which ends a run of `bytes` so far. */
+static int goes_along(struct round *round, size_t index, uint64_t bytes) {
+    const struct store_read *read = &round->args.reads[index];
+    const struct store_extent *extent = read->extent, *before = read[-1].extent;
+    const struct flow *flow = &round->flows[index];
+    return !flow->over && !flow->alone && is_carried(extent) &&
+           extent->segment == before->segment &&
+           extent->off == before->off + fmt_extent_padded(before) &&
+           bytes + fmt_extent_padded(extent) <= RUN_BYTES_MAX &&
+           read_place_check(read, NULL) == KV_OK &&
+           (round->args.room == NULL ||
+            round->args.room(round->args.context, round->index_base + index, 0)) &&
+           !take_from_ram(round, index);
+}
+
+/* Makes the read that has begun the head of a run, where others follow it and memory is there. */
+static void gather(struct round *round, size_t index) {
+    struct flow *head = &round->flows[index];
+    uint64_t bytes = head->bytes;
+    size_t end = index + 1;
+#ifdef BREAK_RUN
+    return;
+#endif
+    if (!round->args.helper || head->alone || !is_carried(round->args.reads[index].extent))
+        return;
+    while (end < round->end && goes_along(round, end, bytes))
+        bytes += fmt_extent_padded(round->args.reads[end++].extent);
+    uint8_t *run = end == index + 1 ? NULL : reader_packed_get(round->reader, (size_t)bytes);
+    if (run == NULL)
+        return;
+    reader_packed_put(round->reader, head->run);
+    head->run = run;
+    head->bytes = bytes;
+    head->placed = 0;
+    head->holders = head->members = (uint32_t)(end - index);
+    for (size_t i = index; i < end; i++) {
+        struct flow *flow = &round->flows[i];
+        flow->begun = 1;
+        flow->head = index;
+        flow->packed = run;
+        run += fmt_extent_padded(round->args.reads[i].extent);
+    }
 }
 
 /* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none
@@ -316,11 +335,11 @@ static int plan_job(struct round *round, size_t index, struct job *job,
                     struct io_request *request) {
     const struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
-    uint64_t left = fmt_extent_padded(read->extent) - flow->asked;
+    uint64_t left = flow->bytes - flow->asked;
     size_t count = left < JOB_BYTES_MAX ? (size_t)left : JOB_BYTES_MAX;
     job->staging = -1;
-    if (flow->packed != NULL) {
-        request->bytes = flow->packed + flow->asked;
+    if (flow->run != NULL) {
+        request->bytes = flow->run + flow->asked;
     } else if (flow->placed &&
                read->pieces[flow->piece].iov_len - flow->piece_off >= STORE_PAGE_BYTES) {
         const struct iovec *piece = &read->pieces[flow->piece];
@@ -376,16 +395,18 @@ static void advance(struct round *round, const struct job *job) {
 static int submit_next(struct round *round) {
     const struct io_door *door = round->store->options.door;
     size_t index = round->next;
-    if (index == round->args.count || round->in_flight == DEPTH)
+    if (index == round->end || round->in_flight == DEPTH)
         return 0;
-    struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
-    if (!flow->begun && !has_room(round, index))
+    if (!flow->over && !flow->begun && !has_room(round, index))
         return 0;
-    if (!flow->begun && (take_from_ram(round, index) || begin(round, index) != KV_OK)) {
+    if (flow->over ||
+        (!flow->begun && (take_from_ram(round, index) || begin(round, index) != KV_OK))) {
         round->next++;
         return 1;
     }
+    if (!flow->begun)
+        gather(round, index);
     flow->begun = 1;
     uint32_t slot = 0;
     while (round->jobs[slot].used)
@@ -399,18 +420,63 @@ static int submit_next(struct round *round) {
     if (error == EAGAIN && round->in_flight != 0)
         return 0;
     if (error != 0) {
-        flow->error = error;
-        flow->asked = fmt_extent_padded(read->extent);
+        for (size_t i = index; i < index + flow->members; i++)
+            round->flows[i].error = error;
+        flow->asked = flow->bytes;
     } else {
         round->jobs[slot] = job;
         advance(round, &job);
     }
-    if (flow->asked == fmt_extent_padded(read->extent)) {
-        round->next++;
+    if (flow->asked == flow->bytes) {
+        round->next += flow->members;
         if (flow->pending == 0)
-            conclude(round, index);
+            conclude_run(round, index);
     }
     return 1;
+}
+
+/* What has come back of a member of a run, or of a compressed extent alone. */
+static void look_at_part(struct round *round, size_t index, const struct job *job,
+                         const struct io_completion *done) {
+    const struct store_extent *extent = round->args.reads[index].extent;
+    struct flow *flow = &round->flows[index];
+    const uint8_t *run = round->flows[flow->head].run;
+    uint64_t first = (uint64_t)(flow->packed - run), job_end = job->off + job->count;
+    uint64_t from = first > job->off ? first : job->off;
+    uint64_t end = first + fmt_extent_padded(extent);
+    end = end < job_end ? end : job_end;
+    if (from >= end)
+        return;
+    uint64_t padding = first + extent->stored_bytes;
+    padding = padding > from ? padding : from;
+    if (done->error != 0)
+        flow->error = done->error;
+    else if (done->done_bytes < end - job->off)
+        flow->error = flow->error == 0 ? -1 : flow->error;
+    else if (end > padding && !read_place_zeros(run + padding, (size_t)(end - padding)))
+        flow->error = flow->error == 0 ? -2 : flow->error;
+}
+
+/* The same of one that is read where it belongs, or by way of the staging. */
+static void look_at_raw(struct round *round, size_t index, const struct job *job,
+                        const struct io_completion *done) {
+    const struct store_read *read = &round->args.reads[index];
+    struct flow *flow = &round->flows[index];
+    uint64_t end = job->off + job->count, stored_bytes = read->extent->stored_bytes;
+    uint64_t valid = stored_bytes > job->off ? stored_bytes - job->off : 0;
+    size_t useful = valid < job->count ? (size_t)valid : job->count;
+    const uint8_t *at =
+        job->staging >= 0 ? round->reader->staging + (size_t)job->staging * STAGING_BYTES : NULL;
+    if (done->error != 0)
+        flow->error = done->error;
+    else if (done->done_bytes != job->count)
+        flow->error = flow->error == 0 ? -1 : flow->error;
+    else if (end > stored_bytes && !read_place_zeros(at + useful, job->count - useful))
+        flow->error = flow->error == 0 ? -2 : flow->error;
+    else if (job->staging >= 0)
+        read_place_scatter(read, job->off, at, useful);
+    if (job->staging >= 0)
+        round->staging_busy[job->staging] = 0;
 }
 
 /* One request has come back. */
@@ -418,31 +484,16 @@ static void arrive(struct round *round, const struct io_completion *done) {
     struct job *job = &round->jobs[done->tag];
     assert(done->tag < DEPTH && job->used);
     size_t index = job->read_index;
-    const struct store_read *read = &round->args.reads[index];
-    const struct store_extent *extent = read->extent;
     struct flow *flow = &round->flows[index];
-    uint64_t end = job->off + job->count;
-    uint64_t valid = extent->stored_bytes > job->off ? extent->stored_bytes - job->off : 0;
-    size_t useful = valid < job->count ? (size_t)valid : job->count;
-    const uint8_t *at = job->staging >= 0
-                            ? round->reader->staging + (size_t)job->staging * STAGING_BYTES
-                        : flow->packed != NULL ? flow->packed + job->off
-                                               : NULL;
-    if (done->error != 0)
-        flow->error = done->error;
-    else if (done->done_bytes != job->count)
-        flow->error = flow->error == 0 ? -1 : flow->error;
-    else if (end > extent->stored_bytes && !all_zero(at + useful, job->count - useful))
-        flow->error = flow->error == 0 ? -2 : flow->error;
-    else if (job->staging >= 0)
-        scatter(read, job->off, at, useful);
-    if (job->staging >= 0)
-        round->staging_busy[job->staging] = 0;
+    for (size_t i = index; flow->run != NULL && i < index + flow->members; i++)
+        look_at_part(round, i, job, done);
+    if (flow->run == NULL)
+        look_at_raw(round, index, job, done);
     job->used = 0;
     round->in_flight--;
     flow->pending--;
-    if (flow->pending == 0 && flow->asked == fmt_extent_padded(extent))
-        conclude(round, index);
+    if (flow->pending == 0 && flow->asked == flow->bytes)
+        conclude_run(round, index);
 }
 
 /* Tells what the helper has done, waiting for all of it or not. */
@@ -457,14 +508,14 @@ static void give_up(struct round *round) {
     round->stalled = 1;
     take_over(round, 1);
     for (uint32_t i = 0; i < DEPTH; i++) {
-        if (round->jobs[i].used)
-            round->args.reads[round->jobs[i].read_index].in_doubt = 1;
+        size_t head = round->jobs[i].read_index;
+        for (size_t k = 0; round->jobs[i].used && k < round->flows[head].members; k++)
+            round->args.reads[head + k].in_doubt = 1;
     }
     for (size_t i = 0; i < round->args.count; i++) {
         struct flow *flow = &round->flows[i];
-        int begun = flow->asked != 0;
-        int over = i < round->next && flow->pending == 0;
-        if (over)
+        int begun = flow->begun && round->flows[flow->head].asked != 0;
+        if (flow->over)
             continue;
         flow->error = 0;
         finish(round, i, KV_ERR_IO, begun ? "timed out" : "not read, an earlier read timed out");
@@ -483,17 +534,52 @@ static uint64_t time_left(const struct round *round) {
     return spent < deadline ? deadline - spent : 0;
 }
 
+/* Nothing is under way. */
 static void leave_rest(struct round *round) {
-    while (round->next < round->args.count)
-        finish(round, round->next++, KV_ERR_CANCELLED, "not read");
+    for (size_t i = 0; i < round->args.count; i++)
+        if (!round->flows[i].over)
+            finish(round, i, KV_ERR_CANCELLED, "not read");
+    round->next = round->end = round->args.count;
+    round->again = 0;
+    round->back = 0;
+}
+
+/* Nothing is under way: 1 when what has failed in a run is to be read now, or the last of that is
+ * over and the others go on. Whoever waits for it might make no room before. */
+static int go_back(struct round *round) {
+    size_t index = 0;
+    int goes_on = round->back && round->next == round->end;
+    if (goes_on) {
+        round->next = round->resume;
+        round->end = round->args.count;
+        round->back = 0;
+    }
+#ifdef BREAK_RUN_BACK
+    if (round->next != round->args.count)
+        return goes_on;
+#endif
+    if (round->back || round->again == 0)
+        return goes_on;
+    while (!round->flows[index].again)
+        index++;
+    round->flows[index].again = 0;
+    round->again--;
+    round->back = 1;
+    round->resume = round->next;
+    round->next = index;
+    round->end = index + 1;
+    return 1;
 }
 
 static void run_round(struct round *round) {
     const struct io_door *door = round->store->options.door;
     struct io_completion done[DEPTH];
+    round->end = round->args.count;
     for (;;) {
         while (submit_next(round))
             ;
+        if (round->in_flight == 0 && go_back(round))
+            continue;
         if (round->in_flight == 0 && round->next == round->args.count)
             break;
         if (round->in_flight == 0) { /* all room is taken by what has arrived */

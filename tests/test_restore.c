@@ -3,6 +3,7 @@
  * Responsible for: restore/ over the tiny model, with records and bytes changed behind its back.
  * Not responsible for: the bits of woken sessions (test_life.c), saving (test_snapshot.c).
  */
+#include "restore/rest_fetch.h"
 #include "restore/restore.h"
 
 #include "store/base/bytes.h"
@@ -342,6 +343,39 @@ static void token_ids_come_with_the_planes(void **state) {
     close_fixture(&f);
 }
 
+/* They take longest to unzip, and at the end nothing is read meanwhile. BREAK_PAGES_FIRST reads
+ * everything as it lies. */
+static void pages_are_read_first(void **state) {
+    (void)state;
+    struct fixture f;
+    struct rest_plan plan = {0};
+    struct rest_fetch fetch;
+    struct transfer_load *load = NULL;
+    struct kv_diag diag = {""};
+    open_fixture(&f);
+    struct life *life = &f.rig.life;
+    assert_int_equal(rest_plan_image(life->store, kv_alloc_system(), "chat", 0, &plan, &diag),
+                     KV_OK);
+    assert_int_equal(rest_plan_records(life->store, &plan, &diag), KV_OK);
+    assert_int_equal(transfer_load_begin(life->engine, &plan.image, TRANSFER_EXACT, &load, &diag),
+                     KV_OK);
+    assert_int_equal(rest_fetch_list(&plan, load, &fetch, &diag), KV_OK);
+    rest_fetch_sort(&fetch);
+    size_t pages = 1 + plan.image.page_count;
+    assert_true(pages > 2 && fetch.count > pages);
+    for (size_t i = 0; i < fetch.count; i++) {
+        const struct rest_fetch_item *item = &fetch.items[i];
+        assert_int_equal(item->stream == LAYOUT_PAGE || item->stream == LAYOUT_SINKS, i < pages);
+        if (i == 0 || i == pages || item->extent->segment != item[-1].extent->segment)
+            continue;
+        assert_true(item->extent->off > item[-1].extent->off);
+    }
+    rest_fetch_release(&fetch);
+    transfer_load_abandon(load);
+    rest_plan_release(&plan);
+    close_fixture(&f);
+}
+
 /* An older snapshot that stays is read as well: a page that only it has. BREAK_OLDER looks at the
  * head alone. */
 static void damage_in_an_older_snapshot_is_found(void **state) {
@@ -512,7 +546,7 @@ static void refusals_leave_the_engine_as_it_was(void **state) {
                      KV_ERR_CANCELLED);
     assert_true(calls >= 3);
     const struct faulty_io_plan plan = {
-        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_READ, .at = 5, .error = EIO};
+        .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_READ, .at = 5, .error = EIO, .lasting = 1};
     faulty_io_arm(f.rig.faulty, &plan);
     assert_int_equal(restore_wake(&f.rig.life.source, "chat", &(struct restore_options){0},
                                   &session, &receipt, &diag),
@@ -713,7 +747,7 @@ TESTING_MAIN(
     cmocka_unit_test(foreign_records_are_refused),
     cmocka_unit_test(another_sessions_block_breaks_the_chain),
     cmocka_unit_test(a_flipped_byte_harms_nobody), cmocka_unit_test(damage_anywhere_is_found),
-    cmocka_unit_test(token_ids_come_with_the_planes),
+    cmocka_unit_test(pages_are_read_first), cmocka_unit_test(token_ids_come_with_the_planes),
     cmocka_unit_test(damage_in_an_older_snapshot_is_found),
     cmocka_unit_test(another_layer_count_names_both), cmocka_unit_test(other_weights_are_refused),
     cmocka_unit_test(an_unanswered_needle_drops_the_session),
