@@ -94,6 +94,7 @@ struct round {
     uint32_t in_flight;
     uint8_t staging_busy[STAGING_COUNT];
     struct read_help help;
+    uint32_t helping; /* extents that helpers have */
     struct store_read_stats *stats;
     struct kv_diag *diag; /* of the first failed read in order */
     size_t failed_index;
@@ -177,11 +178,20 @@ static void settle(struct round *round, size_t index) {
     finish(round, index, flow->found, flow->why);
 }
 
+/* Tells the next that a helper is done with; 0: there is none. */
+static int take_over_one(struct round *round, int wait) {
+    size_t index;
+    if (round->help.running == 0 || !read_help_take(&round->help, wait, &index))
+        return 0;
+    round->helping--;
+    settle(round, index);
+    return 1;
+}
+
 /* All bytes of an extent have arrived, or as many as ever will. */
 static void conclude(struct round *round, size_t index) {
     struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
-    size_t over;
     if (flow->error > 0) {
         finish(round, index, KV_ERR_IO, "");
         return;
@@ -194,10 +204,9 @@ static void conclude(struct round *round, size_t index) {
     if (flow->packed != NULL && read->extent->codec == CODEC_RAW)
         read_place_scatter(read, 0, flow->packed, (size_t)read->extent->raw_bytes);
     if (round->help.running != 0 && (read->extent->codec != CODEC_RAW || read->verify)) {
-        while (!read_help_give(&round->help, index)) {
-            if (read_help_take(&round->help, 0, &over))
-                settle(round, over);
-        }
+        while (!read_help_give(&round->help, index))
+            (void)take_over_one(round, 0);
+        round->helping++;
         return;
     }
     look(round, index, 0);
@@ -294,29 +303,51 @@ static int goes_along(struct round *round, size_t index, uint64_t bytes) {
            extent->segment == before->segment &&
            extent->off == before->off + fmt_extent_padded(before) &&
            bytes + fmt_extent_padded(extent) <= RUN_BYTES_MAX &&
-           read_place_check(read, NULL) == KV_OK &&
-           (round->args.room == NULL ||
-            round->args.room(round->args.context, round->index_base + index, 0)) &&
-           !take_from_ram(round, index);
+           read_place_check(read, NULL) == KV_OK;
 }
 
-/* Makes the read that has begun the head of a run, where others follow it and memory is there. */
-static void gather(struct round *round, size_t index) {
+static int member_has_room(struct round *round, size_t index) {
+    return round->args.room == NULL ||
+           round->args.room(round->args.context, round->index_base + index, 0);
+}
+
+/* The run's memory, if there is as much; what its head has is part of it. */
+static int take_run(struct round *round, struct flow *head, uint64_t bytes) {
+    int needed = head->run != NULL;
+    reader_packed_put(round->reader, head->run);
+    uint8_t *run = reader_packed_get(round->reader, (size_t)bytes);
+    int taken = run != NULL;
+    if (!taken && needed)
+        run = reader_packed_get(round->reader, (size_t)head->bytes);
+    head->run = head->packed = run;
+    return taken;
+}
+
+/* Makes the read that is beginning the head of a run, where others follow it. 0: there is no room
+ * for all of them yet, and some is coming; single ones would go on filling the gaps. */
+static int gather(struct round *round, size_t index) {
     struct flow *head = &round->flows[index];
     uint64_t bytes = head->bytes;
     size_t end = index + 1;
+    int busy = round->in_flight != 0 || round->helping != 0, room = 1;
 #ifdef BREAK_RUN
-    return;
+    return 1;
+#endif
+#ifdef BREAK_RUN_WAIT
+    busy = 0;
 #endif
     if (!round->args.helper || head->alone || !is_carried(round->args.reads[index].extent))
-        return;
-    while (end < round->end && goes_along(round, end, bytes))
+        return 1;
+    while (end < round->end && goes_along(round, end, bytes) &&
+           (room = member_has_room(round, end)) && !take_from_ram(round, end))
         bytes += fmt_extent_padded(round->args.reads[end++].extent);
-    uint8_t *run = end == index + 1 ? NULL : reader_packed_get(round->reader, (size_t)bytes);
-    if (run == NULL)
-        return;
-    reader_packed_put(round->reader, head->run);
-    head->run = run;
+    if (!room && busy)
+        return 0;
+    if (end == index + 1)
+        return 1;
+    if (!take_run(round, head, bytes))
+        return !busy;
+    uint8_t *at = head->run;
     head->bytes = bytes;
     head->placed = 0;
     head->holders = head->members = (uint32_t)(end - index);
@@ -324,9 +355,10 @@ static void gather(struct round *round, size_t index) {
         struct flow *flow = &round->flows[i];
         flow->begun = 1;
         flow->head = index;
-        flow->packed = run;
-        run += fmt_extent_padded(round->args.reads[i].extent);
+        flow->packed = at;
+        at += fmt_extent_padded(round->args.reads[i].extent);
     }
+    return 1;
 }
 
 /* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none
@@ -405,8 +437,8 @@ static int submit_next(struct round *round) {
         round->next++;
         return 1;
     }
-    if (!flow->begun)
-        gather(round, index);
+    if (!flow->begun && !gather(round, index))
+        return 0;
     flow->begun = 1;
     uint32_t slot = 0;
     while (round->jobs[slot].used)
@@ -498,9 +530,8 @@ static void arrive(struct round *round, const struct io_completion *done) {
 
 /* Tells what the helper has done, waiting for all of it or not. */
 static void take_over(struct round *round, int all) {
-    size_t index;
-    while (round->help.running != 0 && read_help_take(&round->help, all, &index))
-        settle(round, index);
+    while (take_over_one(round, all))
+        ;
 }
 
 /* No answer within the deadline: what is in flight is in doubt, the rest is not tried. */
@@ -583,11 +614,8 @@ static void run_round(struct round *round) {
         if (round->in_flight == 0 && round->next == round->args.count)
             break;
         if (round->in_flight == 0) { /* all room is taken by what has arrived */
-            size_t over;
-            if (round->help.running != 0 && read_help_take(&round->help, 1, &over))
-                settle(round, over);
-            else if (round->args.room != NULL &&
-                     !round->args.room(round->args.context, round->index_base + round->next, 1))
+            if (!take_over_one(round, 1) && round->args.room != NULL &&
+                !round->args.room(round->args.context, round->index_base + round->next, 1))
                 leave_rest(round);
             continue;
         }

@@ -293,9 +293,65 @@ static void a_member_that_lies_in_memory_ends_a_run(void **state) {
     close_fixture(&f);
 }
 
+/* 40 MiB of compressed extents, of which 24 may wait for one helper: what waits does so until a
+ * whole run fits. BREAK_RUN_WAIT fills every gap with a single extent. */
+static void runs_wait_for_room(void **state) {
+    (void)state;
+    enum { PIECES = 180, BYTES = 300000 };
+    char dir[TESTING_PATH_BYTES];
+    struct store_batch *batch = NULL;
+    struct store_record records[PIECES];
+    struct store_read reads[PIECES];
+    struct iovec pieces[PIECES];
+    struct store_read_stats stats;
+    struct testing_random random;
+    testing_temp_dir(dir);
+    struct store_options options = support_store_options(dir);
+    options.segment_bytes = 128 << 20;
+    options.helpers = 1;
+    struct store *store = support_store_open(&options);
+    uint8_t *memory = malloc((size_t)PIECES * BYTES), *expected = malloc(BYTES);
+    assert_true(memory != NULL && expected != NULL);
+    testing_random_init(&random, testing_seed("run", 5));
+    testing_random_bytes(&random, expected, BYTES);
+    for (size_t i = 0; i < BYTES; i++)
+        expected[i] &= 0x3f;
+    assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
+    for (unsigned i = 0; i < PIECES; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "p%03u", i);
+        const struct iovec piece = {expected, BYTES};
+        const struct store_part part = {0, STORE_ZSTD, &piece, 1};
+        const struct store_put put = {key, strlen(key), "", 0, &part, 1};
+        assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+    }
+    assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
+    for (unsigned i = 0; i < PIECES; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "p%03u", i);
+        assert_int_equal(store_get(store, key, strlen(key), &records[i], NULL), KV_OK);
+        pieces[i] = (struct iovec){memory + (size_t)i * BYTES, BYTES};
+        reads[i] = (struct store_read){
+            .extent = records[i].extents, .pieces = &pieces[i], .piece_count = 1, .verify = 1};
+    }
+    const struct store_read_args args = {.reads = reads, .count = PIECES, .helper = 1};
+    assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
+    for (unsigned i = 0; i < PIECES; i++) {
+        assert_memory_equal(pieces[i].iov_base, expected, BYTES);
+        store_record_release(store, &records[i]);
+    }
+    uint64_t each = (4 << 20) / (stats.read_bytes / PIECES);
+    assert_true(stats.read_bytes > 32 << 20 && each > 10);
+    assert_int_equal(stats.reads, (PIECES + each - 1) / each);
+    store_close(store);
+    free(memory);
+    free(expected);
+}
+
 TESTING_MAIN(cmocka_unit_test(extents_that_lie_together_are_one_request),
              cmocka_unit_test(damage_is_of_one_member),
              cmocka_unit_test(what_fails_together_is_read_alone),
              cmocka_unit_test(a_segment_that_ends_within_a_run),
              cmocka_unit_test(a_stalled_run_is_in_doubt), cmocka_unit_test(room_is_given_in_order),
+             cmocka_unit_test(runs_wait_for_room),
              cmocka_unit_test(a_member_that_lies_in_memory_ends_a_run))
