@@ -3,7 +3,7 @@
  * Responsible for: the two structs and the few functions that the files of engine/ share.
  * Not responsible for: anything outside the files of this folder.
  *
- * Threads: the scheduler thread.
+ * Threads: the scheduler thread, but for posts and what stands behind a lock.
  * Units: as engine.h.
  */
 #ifndef ENGINE_ENGINE_INNER_H

@@ -137,6 +137,13 @@ static void multiply(struct device *device, const struct device_matmuls *args) {
     stop(device, args->class, begin_ns);
 }
 
+static void multiply_by_gate(struct device *device, const struct ops_swiglu *args) {
+    uint64_t begin_ns = start(device);
+
+    device->ops->swiglu(device, args);
+    stop(device, DEVICE_SWIGLU, begin_ns);
+}
+
 void device_matmul(struct device *device, const struct device_matmuls *args) {
     struct device_matmuls alone = {args->args, args->count, args->singles, args->class, NULL, NULL};
 
@@ -153,7 +160,7 @@ void device_matmul(struct device *device, const struct device_matmuls *args) {
         const struct ops_matmul *both = args->args;
         struct ops_swiglu swiglu = {both[0].y, both[1].y, args->glu,
                                     (size_t)both[0].rows * both[0].weight.n};
-        device_swiglu(device, &swiglu);
+        multiply_by_gate(device, &swiglu);
     }
 }
 
@@ -162,13 +169,6 @@ void device_rope(struct device *device, const struct ops_rope *args) {
 
     device->ops->rope(device, args);
     stop(device, DEVICE_ROPE, begin_ns);
-}
-
-void device_swiglu(struct device *device, const struct ops_swiglu *args) {
-    uint64_t begin_ns = start(device);
-
-    device->ops->swiglu(device, args);
-    stop(device, DEVICE_SWIGLU, begin_ns);
 }
 
 void device_finite(struct device *device, const struct ops_finite *args) {

@@ -232,7 +232,6 @@ void device_embed(struct device *device, const struct ops_embed *args);
 void device_rmsnorm(struct device *device, const struct ops_rmsnorm *args);
 void device_matmul(struct device *device, const struct device_matmuls *args);
 void device_rope(struct device *device, const struct ops_rope *args);
-void device_swiglu(struct device *device, const struct ops_swiglu *args);
 void device_finite(struct device *device, const struct ops_finite *args);
 /* Worth it only where logits are far from who samples: 0 where they are as quick to read. */
 int device_has_top(const struct device *device);
