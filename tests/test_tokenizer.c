@@ -88,11 +88,12 @@ static void expect_text(struct opened *opened, const struct tokenizer_ids *ids, 
                         size_t bytes) {
     static char back[IDS_MAX];
     size_t size = 0;
-    struct tokenizer_decode_args args = {.ids = ids->items,
-                                         .ids_count = ids->count,
-                                         .bytes_out = back,
-                                         .capacity_bytes = sizeof back};
-    assert_int_equal(tokenizer_decode(opened->tokenizer, &args, &size, &opened->diag), KV_OK);
+    for (size_t i = 0; i < ids->count; i++) {
+        struct gguf_text piece = tokenizer_piece(opened->tokenizer, ids->items[i]);
+        assert_true(piece.size_bytes <= sizeof back - size);
+        memcpy(back + size, piece.bytes, (size_t)piece.size_bytes);
+        size += (size_t)piece.size_bytes;
+    }
     assert_int_equal(size, bytes);
     if (bytes != 0)
         assert_memory_equal(back, text, bytes);
@@ -312,17 +313,9 @@ static void a_short_buffer_tells_the_need(void **state) {
     assert_int_equal(ids.count, 6);
     assert_non_null(strstr(opened.diag.text, "6 tokens"));
     assert_true(few[0] == 9 && few[1] != 9 && few[2] != 9 && few[3] == 9);
-    char out[4];
-    size_t size = 0;
-    struct tokenizer_decode_args args = {
-        .ids = few + 1, .ids_count = 2, .bytes_out = out, .capacity_bytes = 1};
-    assert_int_equal(tokenizer_decode(opened.tokenizer, &args, &size, &opened.diag), KV_ERR_LIMIT);
-    assert_int_equal(size, 2);
-    args.bytes_out = NULL;
-    assert_int_equal(tokenizer_decode(opened.tokenizer, &args, &size, &opened.diag), KV_OK);
-    few[2] = tokenizer_info(opened.tokenizer).vocab_count;
-    assert_int_equal(tokenizer_decode(opened.tokenizer, &args, &size, &opened.diag),
-                     KV_ERR_INVALID);
+    uint32_t vocab_count = tokenizer_info(opened.tokenizer).vocab_count;
+    assert_int_equal(tokenizer_piece(opened.tokenizer, vocab_count).size_bytes, 0);
+    assert_int_not_equal(tokenizer_piece(opened.tokenizer, vocab_count - 1).size_bytes, 0);
     ids.count = 0;
     assert_int_equal(tokenizer_encode(opened.tokenizer, few, (size_t)TOKENIZER_TEXT_BYTES_MAX + 1,
                                       0, &ids, &opened.diag),
@@ -330,24 +323,17 @@ static void a_short_buffer_tells_the_need(void **state) {
     close_all(&opened);
 }
 
-static void control_tokens_can_be_left_out(void **state) {
+static void control_tokens_are_known(void **state) {
     (void)state;
     struct opened opened;
-    char out[64];
-    size_t size = 0;
     open_tiny(&opened, "smollm");
     struct tokenizer_ids ids =
         encode(&opened, "<|im_start|>the<|im_end|>", 25, TOKENIZER_PARSE_SPECIAL);
     assert_int_equal(ids.items[0], 1);
     assert_int_equal(ids.items[ids.count - 1], 2);
-    struct tokenizer_decode_args args = {.ids = ids.items,
-                                         .ids_count = ids.count,
-                                         .flags = TOKENIZER_SKIP_CONTROL,
-                                         .bytes_out = out,
-                                         .capacity_bytes = sizeof out};
-    assert_int_equal(tokenizer_decode(opened.tokenizer, &args, &size, &opened.diag), KV_OK);
-    assert_int_equal(size, 3);
-    assert_memory_equal(out, "the", 3);
+    for (size_t i = 0; i < ids.count; i++)
+        assert_int_equal(tokenizer_is_control(opened.tokenizer, ids.items[i]),
+                         i == 0 || i == ids.count - 1);
     close_all(&opened);
 }
 
@@ -501,7 +487,6 @@ TESTING_MAIN(
     cmocka_unit_test(bytes_without_a_token_are_counted), cmocka_unit_test(any_bytes_come_back),
     cmocka_unit_test(the_real_vocabulary_gives_bytes_back),
     cmocka_unit_test(long_text_takes_no_square), cmocka_unit_test(a_short_buffer_tells_the_need),
-    cmocka_unit_test(control_tokens_can_be_left_out),
-    cmocka_unit_test(streams_give_whole_characters), cmocka_unit_test(threads_agree),
-    cmocka_unit_test(foreign_tokenizers_are_refused_by_name),
+    cmocka_unit_test(control_tokens_are_known), cmocka_unit_test(streams_give_whole_characters),
+    cmocka_unit_test(threads_agree), cmocka_unit_test(foreign_tokenizers_are_refused_by_name),
     cmocka_unit_test(the_digest_sees_order), cmocka_unit_test(allocation_failures_leave_nothing))

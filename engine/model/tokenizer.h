@@ -33,10 +33,7 @@ enum {
 
     /* flags of tokenizer_encode */
     TOKENIZER_PARSE_SPECIAL = 1, /* control tokens in the text become their ids */
-    TOKENIZER_ADD_BOS = 2,       /* the first-token id in front, if the file wants one */
-
-    /* flag of tokenizer_decode */
-    TOKENIZER_SKIP_CONTROL = 4
+    TOKENIZER_ADD_BOS = 2        /* the first-token id in front, if the file wants one */
 };
 
 struct tokenizer;
@@ -77,19 +74,6 @@ int tokenizer_is_control(const struct tokenizer *tokenizer, uint32_t id);
 int tokenizer_is_stop(const struct tokenizer *tokenizer, uint32_t id);
 /* The id of a control or user-defined token by its text, else TOKENIZER_NONE. */
 int32_t tokenizer_special(const struct tokenizer *tokenizer, const char *text);
-
-/* Bytes of ids[0..ids_count), written up to `capacity_bytes`; *size_bytes_out is what is needed,
- * also with KV_ERR_LIMIT (too small). KV_ERR_INVALID: an id outside the vocabulary. */
-struct tokenizer_decode_args {
-    const uint32_t *ids;
-    size_t ids_count;
-    unsigned flags;
-    char *bytes_out; /* NULL only counts */
-    size_t capacity_bytes;
-};
-enum kv_err tokenizer_decode(const struct tokenizer *tokenizer,
-                             const struct tokenizer_decode_args *args, size_t *size_bytes_out,
-                             struct kv_diag *diag);
 
 struct tokenizer_info tokenizer_info(const struct tokenizer *tokenizer);
 /* Digest over everything that decides ids: model, pre, tokens, kinds, merges, special ids. */

@@ -1,4 +1,4 @@
-/* engine/model/tokenizer_decode.c - token ids to bytes, all at once or as they arrive.
+/* engine/model/tokenizer_decode.c - token ids to bytes, and bytes to characters as they arrive.
  *
  * Responsible for: pieces, what tokens are, whole characters while streaming.
  * Not responsible for: encoding (tokenizer.c).
@@ -39,31 +39,6 @@ int32_t tokenizer_special(const struct tokenizer *tokenizer, const char *text) {
             return (int32_t)id;
     }
     return TOKENIZER_NONE;
-}
-
-enum kv_err tokenizer_decode(const struct tokenizer *tokenizer,
-                             const struct tokenizer_decode_args *args, size_t *size_bytes_out,
-                             struct kv_diag *diag) {
-    size_t used = 0;
-    for (size_t i = 0; i < args->ids_count; i++) {
-        uint32_t id = args->ids[i];
-        if (id >= tokenizer->info.vocab_count)
-            return kv_diag_set(diag, KV_ERR_INVALID,
-                               "token %zu is %u, but the vocabulary ends at %u", i, id,
-                               tokenizer->info.vocab_count);
-        if ((args->flags & TOKENIZER_SKIP_CONTROL) && tokenizer_is_control(tokenizer, id))
-            continue;
-        struct gguf_text piece = tokenizer_piece(tokenizer, id);
-        if (used <= args->capacity_bytes && piece.size_bytes <= args->capacity_bytes - used &&
-            args->bytes_out != NULL)
-            memcpy(args->bytes_out + used, piece.bytes, (size_t)piece.size_bytes);
-        used += (size_t)piece.size_bytes;
-    }
-    *size_bytes_out = used;
-    if (args->bytes_out != NULL && used > args->capacity_bytes)
-        return kv_diag_set(diag, KV_ERR_LIMIT, "the text has %zu bytes; there is room for %zu",
-                           used, args->capacity_bytes);
-    return KV_OK;
 }
 
 struct tokenizer_info tokenizer_info(const struct tokenizer *tokenizer) {
