@@ -15,6 +15,7 @@
 #include "tools/cmd.h"
 #include "tools/turn.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -392,6 +393,43 @@ static void a_purge_beside_readers_names_the_remedy(void **state) {
     assert_true(stats.segment_bytes < before / 4);
 }
 
+/* --- dropped while it falls asleep */
+
+/* An assertion of the engine is a failed test, too. */
+static void on_abort(int signal) {
+    static const char said[] = "an assertion failed\n0 passed, 1 failed\n";
+    (void)signal;
+    (void)!write(STDOUT_FILENO, said, sizeof said - 1);
+    _exit(1);
+}
+
+/* The engine thread asks it then, and lets others go between two questions. BREAK_DROP_ASKED */
+static void who_falls_asleep_can_be_dropped(void **state) {
+    struct serving *serving = *state;
+    struct session *session = NULL;
+    int dropped = 0;
+    signal(SIGABRT, on_abort);
+    serving->settings.idle_ns = 1;
+    serving_open(serving);
+    for (int i = 0; i < 20 && !dropped; i++) {
+        service_enter(serving->service);
+        feed(serving, find(serving, "a", 1), 900 + 20 * (uint64_t)i);
+        save(serving, find(serving, "a", 0));
+        service_changed(serving->service);
+        while ((session = session_find(service_engine(serving->service), "a")) != NULL &&
+               !(dropped = session->asked != 0)) {
+            service_leave(serving->service);
+            service_enter(serving->service);
+        }
+        if (dropped)
+            service_drop(serving->service, session);
+        assert_null(session_find(service_engine(serving->service), "a"));
+        service_leave(serving->service);
+    }
+    assert_true(dropped);
+    signal(SIGABRT, SIG_DFL);
+}
+
 /* --- slots of an answer under way */
 
 struct newcomer {
@@ -452,4 +490,5 @@ TESTING_MAIN(SERVED(gc_leaves_what_sessions_at_work_have),
              SERVED(who_is_audited_is_held_still), SERVED(no_second_one_of_a_kind),
              SERVED(a_fsck_that_is_stopped_says_so),
              SERVED(a_purge_beside_readers_names_the_remedy),
-             SERVED(slots_of_an_answer_under_way_are_no_newcomers))
+             SERVED(slots_of_an_answer_under_way_are_no_newcomers),
+             SERVED(who_falls_asleep_can_be_dropped))

@@ -630,6 +630,17 @@ int service_is_saved(struct session *session) {
 }
 
 void service_drop(struct service *service, struct session *session) {
+    struct session_info info;
+    char name[IMAGE_NAME_BYTES_MAX + 1];
+    session_info(session, &info);
+    memcpy(name, info.name, strlen(info.name) + 1);
+#ifndef BREAK_DROP_ASKED
+    /* One that the engine thread is putting to sleep is being asked by it, and may go by itself. */
+    service_settle(service, name);
+    session = session_find(service->engine, name);
+#endif
+    if (session == NULL)
+        return;
     if (service->snapshot != NULL)
         snapshot_drop(service->snapshot, session);
     else
