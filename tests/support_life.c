@@ -87,9 +87,13 @@ static uint8_t *make_model(const struct life_options *options, struct layout_geo
     return file;
 }
 
+static const struct kv_alloc *alloc_of(const struct life_options *options) {
+    return options->alloc != NULL ? options->alloc : kv_alloc_system();
+}
+
 static void open_engine(const struct life_options *options, struct life *life) {
     const struct support_engine_options *engine = &options->engine;
-    struct engine_settings settings = {.alloc = kv_alloc_system(),
+    struct engine_settings settings = {.alloc = alloc_of(options),
                                        .clock = kv_clock_system(),
                                        .hooks = {.context = life->hook,
                                                  .block_sealed = block_sealed,
@@ -119,6 +123,7 @@ void life_open(const struct life_options *options, struct life *life_out) {
     struct life life = {0};
     struct kv_diag diag = {""};
     struct store_options store = store_options_usual(options->dir, "test");
+    store.alloc = alloc_of(options);
     store.bytes_max = options->bytes_max;
     store.segment_bytes = 4 << 20;
     if (options->limited)
@@ -133,13 +138,13 @@ void life_open(const struct life_options *options, struct life *life_out) {
     open_engine(options, &life);
     life.source = (struct restore_source){.store = life.store,
                                           .engine = life.engine,
-                                          .alloc = kv_alloc_system(),
+                                          .alloc = alloc_of(options),
                                           .clock = kv_clock_system()};
-    assert_int_equal(restore_refine_open(kv_alloc_system(), &life.source.refine), KV_OK);
+    assert_int_equal(restore_refine_open(alloc_of(options), &life.source.refine), KV_OK);
     life.hook->source = life.source;
     const struct snapshot_settings settings = {.store = life.store,
                                                .engine = life.engine,
-                                               .alloc = kv_alloc_system(),
+                                               .alloc = alloc_of(options),
                                                .clock = kv_clock_system(),
                                                .queue_max = options->queue_max,
                                                .helpers = options->helpers,

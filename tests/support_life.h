@@ -37,6 +37,7 @@ struct life_options {
     uint32_t model_layers;     /* 2 is usual */
     uint32_t model_heads;      /* of queries and of KV; 0: as usual, 4 and 2 */
     int change_tensor_byte;    /* 1: one byte of one weight is another */
+    const struct kv_alloc *alloc; /* of all but the hooks; NULL: the system's */
 };
 
 struct life {

@@ -44,7 +44,7 @@ struct wall {
 static int wall_off, wall_classes;
 static support_wall_lent wall_watch;
 static void *wall_watcher;
-static _Atomic int wall_fault;
+static _Atomic int wall_fault, wall_sound;
 static _Atomic uint64_t wall_calls;
 
 void support_wall_set(int on) {
@@ -60,8 +60,17 @@ void support_wall_watch(support_wall_lent watch, void *context) {
     wall_watcher = context;
 }
 
-void support_wall_break(enum support_wall_fault fault) {
+void support_wall_break_behind(enum support_wall_fault fault, uint32_t sound) {
+    wall_sound = (int)sound;
     wall_fault = (int)fault;
+}
+
+void support_wall_break(enum support_wall_fault fault) {
+    support_wall_break_behind(fault, 0);
+}
+
+int support_wall_is_armed(void) {
+    return wall_fault != SUPPORT_WALL_SOUND;
 }
 
 uint64_t support_wall_calls(void) {
@@ -79,6 +88,8 @@ static int breaks(struct wall *wall, enum support_wall_fault fault) {
         wall_fault = SUPPORT_WALL_SOUND;
         return 1;
     }
+    if (wall_fault == expected && atomic_fetch_sub(&wall_sound, 1) > 0)
+        return 0;
     if (!atomic_compare_exchange_strong(&wall_fault, &expected, SUPPORT_WALL_SOUND))
         return 0;
     snprintf(wall->device.trouble, sizeof wall->device.trouble, "the wall fails once");

@@ -29,6 +29,9 @@ enum support_wall_fault {
     SUPPORT_WALL_LOST        /* from the next step on nothing works */
 };
 void support_wall_break(enum support_wall_fault fault);
+/* The same behind `sound` more that go well. */
+void support_wall_break_behind(enum support_wall_fault fault, uint32_t sound);
+int support_wall_is_armed(void); /* 1: what was to fail has not come yet */
 /* 1: products of rows that are not among the single ones come out a little larger, as on a device
  * that multiplies the two with different kernels. Off at the start. */
 void support_wall_classes(int on);

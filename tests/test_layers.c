@@ -287,6 +287,92 @@ static void no_memory_leaves_nothing(void **state) {
     close_fixture(&f);
 }
 
+/* One turn of a life in memory, each call of which may fail: then all of it is undone or nothing.
+ * The session is awake behind it where it was awake before the call that failed. */
+static enum kv_err live(struct life *life) {
+    static const enum receipt_tiers ways[] = {RECEIPT_TIERS_EXACT, RECEIPT_TIERS_EAGER};
+    enum kv_err err = KV_OK;
+    for (int way = 0; way < 2 && err == KV_OK; way++) {
+        const struct restore_options options = {.tiers = ways[way], .probes_max = 2};
+        struct session *session = NULL;
+        struct receipt receipt;
+        struct kv_diag diag = {""};
+        err = restore_wake(&life->source, "chat", &options, &session, &receipt, &diag);
+        while (err == KV_OK && session_promoting(session) && engine_apply(life->engine))
+            continue;
+        if (err == KV_OK)
+            err = snapshot_sleep(life->snapshot, session, &receipt, &diag);
+        if (err != KV_OK && diag.text[0] == 0)
+            fail_msg("%s without a word", kv_err_name(err));
+    }
+    return err;
+}
+
+/* After a call that failed everything works again, and the session is as it was. */
+static void is_whole(struct fixture *f) {
+    struct life *life = &f->rig.life;
+    struct session *session = session_find(life->engine, "chat");
+    if (session == NULL)
+        session = life_wake(life, "chat", NULL);
+    while (session_promoting(session) && engine_apply(life->engine))
+        continue;
+    struct kv_digest found = life_resident(session);
+    assert_memory_equal(&found, &f->resident, sizeof found);
+    life_sleep(life, session);
+    engine_apply(life->engine);
+    assert_int_equal(slots_free(life), f->slots_free);
+}
+
+/* The k-th allocation of store, engine, snapshot and restore together fails while a session that
+ * lies in memory wakes and sleeps, for every fifth k (every 23rd with QUICK=1). */
+static void no_memory_anywhere_loses_nothing(void **state) {
+    struct fixture f;
+    struct testing_alloc failing;
+    uint64_t stride = testing_quick() ? 23 : 5, before = 0;
+    (void)state;
+    testing_alloc_init(&failing, 0);
+    open_fixture(&f, 1, 0);
+    f.rig.options.alloc = &failing.alloc;
+    life_rig_reopen(&f.rig);
+    assert_int_equal(live(&f.rig.life), KV_OK); /* it lies in memory now */
+    for (uint64_t k = 1; k == 1 || failing.failed_count != before; k += stride) {
+        before = failing.failed_count;
+        failing.fail_at = failing.request_count + k;
+        (void)live(&f.rig.life);
+        failing.fail_at = 0;
+        is_whole(&f);
+    }
+    print_message("%llu allocations failed\n", (unsigned long long)before);
+    assert_true(before > 20);
+    life_rig_close(&f.rig);
+    assert_int_equal(failing.live_count, 0);
+    support_wall_set(1);
+}
+
+/* The k-th call of each kind to the device fails, for every k (every seventh with QUICK=1). */
+static void no_fault_of_the_device_loses_anything(void **state) {
+    static const enum support_wall_fault faults[] = {
+        SUPPORT_WALL_COPY_IN,  SUPPORT_WALL_COPY_LATE, SUPPORT_WALL_DIGEST,
+        SUPPORT_WALL_COPY_OUT, SUPPORT_WALL_ATTENTION, SUPPORT_WALL_FAILS_ONCE};
+    struct fixture f;
+    uint32_t stride = testing_quick() ? 7 : 1;
+    (void)state;
+    open_fixture(&f, 1, 0);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        uint32_t hits = 0;
+        for (uint32_t k = 0, armed = 0; !armed; k += stride, hits += !armed) {
+            support_wall_break_behind(faults[i], k);
+            (void)live(&f.rig.life);
+            armed = (uint32_t)support_wall_is_armed();
+            support_wall_break(SUPPORT_WALL_SOUND);
+            is_whole(&f);
+        }
+        print_message("fault %d: %u calls failed\n", (int)faults[i], hits);
+        assert_true(hits > 0);
+    }
+    close_fixture(&f);
+}
+
 static void a_device_that_fails_leaves_nothing(void **state) {
     struct fixture f;
     struct receipt receipt;
@@ -353,4 +439,6 @@ TESTING_MAIN(cmocka_unit_test(a_failure_is_told_to_whom_it_befell),
              cmocka_unit_test(the_receipt_says_when),
              cmocka_unit_test(one_that_is_stopped_leaves_nothing),
              cmocka_unit_test(no_memory_leaves_nothing),
+             cmocka_unit_test(no_memory_anywhere_loses_nothing),
+             cmocka_unit_test(no_fault_of_the_device_loses_anything),
              cmocka_unit_test(a_device_that_fails_leaves_nothing))
