@@ -208,7 +208,7 @@ static enum kv_err freeze_still(struct snapshot *snapshot, struct session *sessi
     line->saving = 1;
     (void)session_move(session, SESSION_SAVING);
     session_ask_begin(session);
-    session_ask_patiently(session, ticket->options.asleep);
+    session_ask_patiently(session, ticket->options.patient);
     /* What is sealed already stays as it is: it is written while the session is asked. To queue
      * hundreds of blocks takes as long as a piece of a question. */
     snap_spill_requeue(snapshot, line, session);
@@ -518,9 +518,12 @@ done:
     return err;
 }
 
-enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
+enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session, int patient,
                            struct receipt *receipt_out, struct kv_diag *diag) {
-    const struct snapshot_options options = {.is_explicit = 0, .ask = 1, .asleep = 1};
+#ifdef BREAK_WAITED_SLEEP
+    patient = 1;
+#endif
+    const struct snapshot_options options = {.ask = 1, .asleep = 1, .patient = patient};
     struct session_info info;
     enum kv_err err = KV_OK;
     session_info(session, &info);

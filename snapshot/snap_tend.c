@@ -183,7 +183,7 @@ static uint32_t look(struct snap_tend *tend) {
 }
 
 static enum kv_err begin(struct snap_tend *tend, struct session *session, struct kv_diag *diag) {
-    const struct snapshot_options options = {.ask = 1, .asleep = 1};
+    const struct snapshot_options options = {.ask = 1, .asleep = 1, .patient = 1};
     struct session_info info;
     session_info(session, &info);
     memcpy(tend->name, info.name, strlen(info.name) + 1);

@@ -73,6 +73,7 @@ struct snapshot_options {
     int ask;         /* ask needles with and without their hole, record the results, and choose
                         probes anew */
     int asleep;      /* mark it as written for sleep (snapshot_sleep sets it) */
+    int patient;     /* nobody waits for it: others step more often between its questions */
     const char *tag; /* NULL: none; a tagged snapshot is explicit. Copied. EXISTS, INVALID */
 };
 /* Freezes now, commits in the background. The ticket is owned by the caller until
@@ -91,8 +92,9 @@ enum kv_err snapshot_save(struct snapshot *snapshot, struct session *session,
                           const struct snapshot_options *options, struct receipt *receipt_out,
                           struct kv_diag *diag);
 /* Saves with needles asked, then drops the session from the device. On error it stays resident. One
- * without tokens that was never saved is only dropped: a receipt of no operation. */
-enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session,
+ * without tokens that was never saved is only dropped: a receipt of no operation. `patient` as in
+ * the options. */
+enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session, int patient,
                            struct receipt *receipt_out, struct kv_diag *diag);
 /* Off the device without a save; what was not saved is lost, the snapshots stay. A lineage without
  * any is deleted: its session must be nobody else's meanwhile, since others may step. */

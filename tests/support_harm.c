@@ -182,7 +182,8 @@ static void make_user(struct harm *harm, uint32_t own) {
     struct session *session = harm_prefill(harm, own);
     if (!own)
         register_needles(harm, session);
-    tally_need(snapshot_sleep(harm->snapshot, session, &receipt, &diag), &diag, "snapshot_sleep");
+    tally_need(snapshot_sleep(harm->snapshot, session, 0, &receipt, &diag), &diag,
+               "snapshot_sleep");
     snprintf(text, sizeof text,
              "%s: %u tokens, %u blocks, %u facts, %u of %u needles and %u probes "
              "kept",

@@ -307,7 +307,7 @@ struct receipt life_save(struct life *life, struct session *session, int is_expl
 struct receipt life_sleep(struct life *life, struct session *session) {
     struct receipt receipt;
     struct kv_diag diag = {""};
-    if (snapshot_sleep(life->snapshot, session, &receipt, &diag) != KV_OK)
+    if (snapshot_sleep(life->snapshot, session, 0, &receipt, &diag) != KV_OK)
         fail_msg("snapshot_sleep: %s", diag.text);
     return receipt;
 }

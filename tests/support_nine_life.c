@@ -58,7 +58,7 @@ enum kv_err nine_sleep(struct nine *nine, uint32_t index, struct receipt *receip
     struct nine_user *user = &nine->users[index];
 
     user->away = 1;
-    enum kv_err err = snapshot_sleep(nine->snapshot, user->session, receipt_out, diag);
+    enum kv_err err = snapshot_sleep(nine->snapshot, user->session, 1, receipt_out, diag);
     if (err != KV_OK)
         return err;
     user->session = NULL;

@@ -290,7 +290,7 @@ enum kv_err world_sleep(struct world *world, uint32_t session, struct kv_diag *d
     if (found == NULL)
         return kv_diag_set(diag, KV_ERR_NOT_FOUND, "not resident");
     struct world_fact *fact = begin_fact(world, session, 0);
-    return end_fact(world, fact, snapshot_sleep(world->snapshot, found, &receipt, diag));
+    return end_fact(world, fact, snapshot_sleep(world->snapshot, found, 0, &receipt, diag));
 }
 
 enum kv_err world_remove(struct world *world, uint32_t session, struct kv_diag *diag) {

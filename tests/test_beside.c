@@ -195,6 +195,23 @@ static void it_is_asked_at_once_when_somebody_waits(void **state) {
     assert_int_equal(scene.patient_still, 0);
 }
 
+/* Who puts it to sleep waits for that: for its slots, or for the end of a command.
+ * BREAK_WAITED_SLEEP */
+static void a_sleep_that_is_waited_for_is_not_patient(void **state) {
+    struct serving *serving = *state;
+    static struct scene scene;
+    struct receipt receipt;
+    begin_scene(&scene, serving);
+    scene.meddle = see_patience;
+    scene.waits = 1;
+    enum kv_err err = service_sleep(scene.service, scene.asked, &receipt, &serving->diag);
+    scene.meddle = NULL;
+    end_scene(&scene);
+    assert_int_equal(err, KV_OK);
+    assert_true(scene.breaths > 0);
+    assert_int_equal(scene.patient_still, 0);
+}
+
 /* --- whole turns */
 
 struct talker {
@@ -303,5 +320,6 @@ static void receipts_are_written_beside_the_engine(void **state) {
 TESTING_MAIN(SERVING(others_step_between_two_questions),
              SERVING(the_engine_thread_steps_between_its_questions),
              SERVING(it_is_asked_at_once_when_somebody_waits),
+             SERVING(a_sleep_that_is_waited_for_is_not_patient),
              SERVING(a_request_waits_for_what_is_asked),
              SERVING(receipts_are_written_beside_the_engine))

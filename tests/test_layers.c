@@ -301,7 +301,7 @@ static enum kv_err live(struct life *life) {
         while (err == KV_OK && session_promoting(session) && engine_apply(life->engine))
             continue;
         if (err == KV_OK)
-            err = snapshot_sleep(life->snapshot, session, &receipt, &diag);
+            err = snapshot_sleep(life->snapshot, session, 0, &receipt, &diag);
         if (err != KV_OK && diag.text[0] == 0)
             fail_msg("%s without a word", kv_err_name(err));
     }

@@ -23,7 +23,7 @@
 
 static enum kv_err try_sleep(struct life *life, struct session *session, struct receipt *receipt,
                              struct kv_diag *diag) {
-    return snapshot_sleep(life->snapshot, session, receipt, diag);
+    return snapshot_sleep(life->snapshot, session, 0, receipt, diag);
 }
 
 static struct snapshot_entry entry_of(struct life *life, const char *name) {

@@ -20,7 +20,7 @@ enum { PLANE_BYTES = 64 << 10 }; /* more than one plane of the tiny model with i
 
 static enum kv_err try_sleep(struct life *life, struct session *session, struct kv_diag *diag) {
     struct receipt receipt;
-    return snapshot_sleep(life->snapshot, session, &receipt, diag);
+    return snapshot_sleep(life->snapshot, session, 0, &receipt, diag);
 }
 
 /* CASE-22: sessions come and go until three times the quota has been written and more; the

@@ -119,7 +119,7 @@ static int sleep_one(struct service *service, const struct session *except) {
         service_inner_line_up(service, info.name, "going to sleep", &lease);
         lease.to_sleep = 1;
         tried_ns = info.last_used_ns;
-        enum kv_err err = snapshot_sleep(service->snapshot, session, &receipt, &diag);
+        enum kv_err err = snapshot_sleep(service->snapshot, session, 0, &receipt, &diag);
         if (err != KV_OK) {
             kv_diag_prefix(&diag, "session %s could not be put to sleep", lease.name);
             memcpy(service->note, diag.text, SERVICE_NOTE_BYTES - 1);
@@ -663,7 +663,7 @@ enum kv_err service_sleep(struct service *service, struct session *session,
     service_settle(service, info.name);
     enum kv_err err = need_writer(service, diag);
     if (err == KV_OK)
-        err = snapshot_sleep(service->snapshot, session, receipt_out, diag);
+        err = snapshot_sleep(service->snapshot, session, 0, receipt_out, diag);
     tell_refined(service);
     return show_receipt(service, receipt_out, err);
 }
