@@ -50,6 +50,7 @@ static enum kv_err translate(int rc, struct kv_diag *diag, const char *what) {
         return KV_ERR_NOT_FOUND;
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:
         err = KV_ERR_NO_SPACE;
         break;
     case ENOMEM:

@@ -34,6 +34,7 @@ enum kv_err segment_error(struct kv_diag *diag, int error, const char *what, uin
         return KV_OK;
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:
         return kv_diag_errno(diag, KV_ERR_NO_SPACE, error, "cannot %s seg/%s", what, name);
     case ENOMEM:
         return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot %s seg/%s", what, name);

@@ -334,7 +334,7 @@ static int preallocate(struct segment_writer *writer, uint64_t need_end, uint64_
         return 0;
     uint64_t want = ahead(writer, need_end, room_bytes);
     int error = door->allocate(door->context, writer->file, want);
-    if ((error == ENOSPC || error == EDQUOT) && want > need_end) {
+    if ((error == ENOSPC || error == EDQUOT || error == EFBIG) && want > need_end) {
         /* What a failed allocation has got is given back first. */
         want = need_end;
         error = door->truncate(door->context, writer->file, writer->at.off);

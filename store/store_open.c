@@ -38,6 +38,7 @@ static enum kv_err name_error(struct kv_diag *diag, int error, const char *what,
         return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is a symbolic link: refused", name);
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:
         return kv_diag_errno(diag, KV_ERR_NO_SPACE, error, "cannot %s %s", what, name);
     case ENOMEM:
         return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot %s %s", what, name);
@@ -159,7 +160,7 @@ static enum kv_err take_lock(struct store *store, struct kv_diag *diag) {
     /* Always the same length, so that a full disk has its place already; without one the lock holds
      * all the same. */
     error = door->write(door->context, file, text, sizeof text, 0);
-    if (error != 0 && error != ENOSPC && error != EDQUOT) {
+    if (error != 0 && error != ENOSPC && error != EDQUOT && error != EFBIG) {
         door->close(door->context, file);
         return name_error(diag, error, "write", "LOCK");
     }

@@ -27,7 +27,7 @@ enum kv_err store_reserve_open(struct store *store, struct kv_diag *diag) {
     struct io_file_info info = {0};
     int error =
         door->open(door->context, store->dir, name, IO_WRITE | IO_CREATE, &store->reserve_file);
-    if (error == ENOSPC || error == EDQUOT)
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG)
         return KV_OK;
     if (error == 0)
         error = door->info(door->context, store->reserve_file, &info);

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -733,6 +734,27 @@ static void closed_standard_descriptors_reach_no_file(void **state) {
     assert_int_equal(cli_call(cli, "ls", NULL), 5);
 }
 
+/* As a full disk: the process is not ended by it, and nothing is lost. */
+static void a_limit_of_file_sizes_is_named(void **state) {
+    struct cli *cli = *state;
+    struct rlimit before;
+    struct stat segment;
+    char path[TESTING_PATH_BYTES + 32];
+    say_hello(cli, "a");
+    snprintf(path, sizeof path, "%s/seg/00000001.seg", cli->store);
+    assert_int_equal(stat(path, &segment), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    const struct rlimit cut = {(rlim_t)segment.st_size, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &cut), 0);
+    cli_call(cli, "run", "a", "-p", "and more", NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    cli_refused(cli, 5, "seg/00000001.seg: File too large (raise the limit, see ulimit -f)");
+    assert_still_there(cli, "a");
+    say_hello(cli, "a");
+    cli_call(cli, "fsck", "--read-data", NULL);
+    cli_good(cli);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2),
@@ -749,5 +771,5 @@ TESTING_MAIN(TEST(usage_mistakes_end_with_1), TEST(what_is_not_there_ends_with_2
              TEST(a_rebuild_that_lost_something_says_so), TEST(a_newer_store_is_refused),
              TEST(a_held_store_refuses_writers_only), TEST(a_save_that_cannot_be_written_says_so),
              TEST(a_full_disk_keeps_what_was_saved), TEST(a_read_only_disk_can_still_be_read),
-             TEST(a_failure_in_a_pipe_ends_the_chat),
+             TEST(a_failure_in_a_pipe_ends_the_chat), TEST(a_limit_of_file_sizes_is_named),
              TEST(closed_standard_descriptors_reach_no_file))

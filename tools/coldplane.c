@@ -34,6 +34,7 @@ int main(int argc, char **argv) {
     hold_standard_descriptors();
     setlocale(LC_CTYPE, "C.UTF-8");
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a limit of files is a full disk */
     int code = cmd_main(&cmd, argc, argv);
     if (cmd.signals >= 0)
         close(cmd.signals);

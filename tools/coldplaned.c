@@ -327,6 +327,7 @@ int main(int argc, char **argv) {
         return CMD_EXIT_DEVICE;
     setlocale(LC_CTYPE, "C.UTF-8");
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a limit of files is a full disk */
     daemon->cmd = (struct cmd){.config = &daemon->config,
                                .program = "coldplaned",
                                .alloc = alloc,

@@ -41,6 +41,8 @@ static const char *remedy(int errno_value) {
         return " (bytes or inodes: free some there, or remove sessions and run gc)";
     case EDQUOT:
         return " (raise the quota, or remove sessions and run gc)";
+    case EFBIG:
+        return " (raise the limit, see ulimit -f)";
     case EMFILE:
     case ENFILE:
         return " (raise the limit, see ulimit -n)";
