@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
+enum { PLAIN_BYTES = 1 << 20 };
 
 /* --- moves */
 
@@ -150,7 +150,8 @@ static int read_file(const char *path, uint8_t *memory, uint64_t most, struct ni
 enum kv_err nine_read_plain(const struct nine *nine, uint64_t bytes, struct nine_plain *plain_out,
                             struct kv_diag *diag) {
     struct nine_plain *plain = plain_out;
-    uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), PLAIN_BYTES, PLAIN_ALIGN);
+    /* In large pages, as our own buffers are: else the disk would be compared with page sizes. */
+    uint8_t *memory = kv_alloc_large(kv_alloc_system(), KV_ALLOC_LARGE_BYTES);
     uint64_t begun_ns = kv_clock_now_ns(kv_clock_system());
     char path[512];
 

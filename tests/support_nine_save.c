@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20, PLAIN_ALIGN = 4096 };
+enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20 };
 enum { WINDOW_TOKENS = 30, QUIET_STEPS = 100, MORE_QUIET_STEPS = 30 };
 static const uint32_t step_tokens[NINE_SAVE_STEPS] = {1, 256, 4096};
 static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, 9, 5};
@@ -39,7 +39,7 @@ static int write_all(int file, const uint8_t *memory, struct nine_plain *plain, 
 /* `bytes` in writes of 1 MiB, one after the other, into space that is taken already; one sync. */
 static enum kv_err write_plain(const char *dir, uint64_t bytes, struct nine_plain *plain,
                                struct kv_diag *diag) {
-    uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), PLAIN_BYTES, PLAIN_ALIGN);
+    uint8_t *memory = kv_alloc_large(kv_alloc_system(), KV_ALLOC_LARGE_BYTES); /* as ours are */
     char path[512];
 
     if (!memory)

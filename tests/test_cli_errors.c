@@ -548,7 +548,7 @@ static void a_rebuild_that_lost_something_says_so(void **state) {
     cli_good(cli);
     assert_non_null(strstr(cli->err, said));
     remove_index(cli);
-    cli_call(cli, "run", "b", "-p", "hi", "--model", "/nonexistent", "--json", NULL);
+    cli_call(cli, "run", "b", "-p", "hi", "--model", "/nonexistent/model.gguf", "--json", NULL);
     assert_int_equal(cli->code, 2);
     assert_non_null(strstr(cli_text(cli, "error.text"), said));
     remove_index(cli);
