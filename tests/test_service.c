@@ -237,6 +237,65 @@ static void turns_are_closed_however_they_ended(void **state) {
     assert_true(ends == 7 || ends == 8);
 }
 
+struct stopping {
+    int begun;
+    uint64_t seen;
+};
+
+static void on_first_part(void *context, uint64_t done, uint64_t all) {
+    struct stopping *stopping = context;
+    stopping->begun |= done > 0 && done < all;
+    stopping->seen = done;
+}
+
+static int stop_in_message(void *context) {
+    return ((struct stopping *)context)->begun;
+}
+
+/* Fails with BREAK_HALF_MESSAGE. */
+static void half_a_message_is_taken_back(void **state) {
+    struct serving *fixture = *state;
+    static char text[20000];
+    struct session_info info;
+    struct stopping stopping = {0, 0};
+    struct session *session = session_of(fixture, "a", 1, SERVICE_NEW);
+    struct template_message message = {TEMPLATE_USER, text, 0};
+    struct turn_result result;
+    struct turn_options options = {.messages = &message,
+                                   .message_count = 1,
+                                   .tokens_max = 5,
+                                   .save = 1,
+                                   .take_back = 1,
+                                   .prefilled = on_first_part,
+                                   .cancelled = stop_in_message,
+                                   .context = &stopping};
+    for (size_t at = 0; at + 16 < sizeof text;)
+        at += (size_t)snprintf(text + at, sizeof text - at, "word%zu ", at * 31 % 997);
+    message.text_bytes = 6000;
+    say(fixture, session, "first", 2, NULL);
+    session_info(session, &info);
+    uint64_t stored = info.n_kv;
+    assert_int_equal(turn_run(fixture->service, session, &options, &result, &fixture->diag),
+                     KV_ERR_CANCELLED);
+    assert_true(stopping.begun);
+    assert_in_range(result.tokens_unread, 1, result.tokens_fed - 1);
+    assert_int_equal(result.receipt.operation, 0);
+    assert_non_null(strstr(fixture->diag.text, "nothing of it is kept"));
+    turn_result_release(fixture->service, &result);
+    service_drop(fixture->service, session);
+    session = session_of(fixture, "a", 0, SERVICE_WOKEN);
+    session_info(session, &info);
+    assert_int_equal(info.n_kv, stored);
+    /* Who does not want that keeps what was read, and learns how much is missing. */
+    stopping.begun = 0;
+    options.take_back = 0;
+    assert_int_equal(turn_run(fixture->service, session, &options, &result, &fixture->diag), KV_OK);
+    session_info(session, &info);
+    assert_true(result.saved && result.tokens_unread > 0);
+    assert_true(info.n > stored);
+    turn_result_release(fixture->service, &result);
+}
+
 static void a_document_is_cut_to_its_length(void **state) {
     struct serving *fixture = *state;
     static const uint64_t ends[] = {64, 320, 321, 777, 2048};
@@ -692,8 +751,9 @@ static void waiting_for_the_writer_holds_nobody_up(void **state) {
 TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner),
              TEST(room_is_made_by_the_least_recently_used),
              TEST(too_much_room_is_refused_with_need_and_have),
-             TEST(turns_are_closed_however_they_ended), TEST(a_document_is_cut_to_its_length),
-             TEST(sleep_does_not_change_an_answer), TEST(one_without_tokens_sleeps_without_a_trace),
+             TEST(turns_are_closed_however_they_ended), TEST(half_a_message_is_taken_back),
+             TEST(a_document_is_cut_to_its_length), TEST(sleep_does_not_change_an_answer),
+             TEST(one_without_tokens_sleeps_without_a_trace),
              TEST(a_save_that_fails_leaves_the_session_whole),
              TEST(reading_only_wakes_but_never_writes),
              TEST(opening_survives_every_failed_allocation), TEST(an_eager_turn_is_told_of_twice),

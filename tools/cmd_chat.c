@@ -65,11 +65,15 @@ static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
             (struct template_message){TEMPLATE_SYSTEM, config->system, strlen(config->system)};
     if (text != NULL)
         messages[count++] = (struct template_message){TEMPLATE_USER, text, bytes};
+    /* What is dropped with a message that was not read whole is stored; an answer whose save failed
+     * before is not, and stays with what was read. */
+    int lossless = talk->went_back || service_is_saved(talk->session);
     const struct turn_options options = {.messages = messages,
                                          .message_count = count,
                                          .resume = text == NULL,
                                          .tokens_max = config->tokens_max,
                                          .save = 1,
+                                         .take_back = lossless,
                                          .stream = on_text,
                                          .cancelled = on_cancelled,
                                          .prefilled = on_prefilled,
@@ -78,7 +82,26 @@ static enum kv_err say(struct talk *talk, const char *text, size_t bytes,
     enum kv_err err = turn_run(talk->service, talk->session, &options, result, diag);
     talk->cmd->whole = err != KV_OK && result->receipt.operation != 0;
     progress_end(&talk->progress);
+    if (err == KV_ERR_CANCELLED && result->tokens_unread > 0) {
+        service_drop(talk->service, talk->session);
+        talk->session = NULL;
+    }
     return err;
+}
+
+/* After a turn that was stopped and is saved. */
+static void tell_stopped(const struct talk *talk, const struct turn_result *result,
+                         struct kv_diag *diag) {
+    struct session_info info;
+    session_info(talk->session, &info);
+    uint64_t read = result->tokens_fed - result->tokens_unread;
+    if (result->tokens_unread == 0)
+        kv_diag_set(diag, KV_ERR_CANCELLED, "stopped; what was answered so far is saved");
+    else
+        kv_diag_set(diag, KV_ERR_CANCELLED,
+                    "stopped; the message was cut at token %" PRIu64 " of %" PRIu64
+                    " and saved so; `coldplane rollback %s --to %" PRIu64 "` takes it out",
+                    read, result->tokens_fed, info.name, info.n - read);
 }
 
 static const char *done_name(const struct turn_result *result) {
@@ -168,9 +191,11 @@ enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag) {
     err = say(&talk, text, bytes, &result, diag);
     if (talk.show && result.text_bytes > 0)
         fprintf(cmd->out, "\n");
-    if (err == KV_OK && result.cancelled)
-        err =
-            kv_diag_set(diag, KV_ERR_CANCELLED, "run: stopped; what was answered so far is saved");
+    if (err == KV_OK && result.cancelled) {
+        struct kv_diag why;
+        tell_stopped(&talk, &result, &why);
+        err = kv_diag_set(diag, KV_ERR_CANCELLED, "run: %s", why.text);
+    }
 done:
     if (cmd->result != NULL)
         run_json(cmd->result, &result, &opened);
@@ -223,7 +248,8 @@ static enum kv_err recover(struct talk *talk, const struct turn_result *result,
     /* The answer is complete and only its save failed: the session is whole and stays. */
     if (result->receipt.operation != 0 || (result->tokens_fed == 0 && !talk->went_back))
         return KV_OK;
-    service_drop(talk->service, talk->session);
+    if (talk->session != NULL)
+        service_drop(talk->service, talk->session);
     talk->session = NULL;
     return open_talk(talk, &opened, diag);
 }
@@ -262,9 +288,12 @@ static enum kv_err chat_turn(struct talk *talk, const char *line, size_t bytes,
     fflush(talk->cmd->out);
     if (err == KV_OK && talk->said != NULL)
         note_turn(talk, &result);
-    if (err == KV_OK && result.cancelled)
+    if (err == KV_OK && result.cancelled && result.tokens_unread == 0) {
         fprintf(talk->cmd->err, "(stopped; saved so far)\n");
-    else if (err == KV_OK && result.done == ENGINE_DONE_LENGTH)
+    } else if (err == KV_OK && result.cancelled) {
+        tell_stopped(talk, &result, &why);
+        tell_error(talk->cmd, &why);
+    } else if (err == KV_OK && result.done == ENGINE_DONE_LENGTH)
         fprintf(talk->cmd->err, "(cut at --max-tokens %" PRIu32 ")\n",
                 talk->cmd->config->tokens_max);
     else if (err == KV_OK && result.done == ENGINE_DONE_CONTEXT)

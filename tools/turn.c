@@ -301,6 +301,25 @@ static void finish_answer(struct running *running) {
     result->decode_ns = end_ns - decode_from_ns;
 }
 
+/* Half a message is not what anybody said: an answer behind it would answer something else. */
+static enum kv_err stopped_reading(struct running *running, uint64_t n_before,
+                                   struct kv_diag *diag) {
+    struct turn_result *result = running->result;
+    struct session_info info;
+    session_info(running->session, &info);
+    uint64_t end = n_before + result->tokens_fed;
+    result->tokens_unread = result->cancelled && info.n < end ? end - info.n : 0;
+#ifdef BREAK_HALF_MESSAGE
+    return KV_OK;
+#endif
+    if (result->tokens_unread == 0 || !running->options->take_back)
+        return KV_OK;
+    return kv_diag_set(diag, KV_ERR_CANCELLED,
+                       "session %s: stopped while the message was read, at token %" PRIu64
+                       " of %" PRIu64 "; nothing of it is kept, say it again",
+                       info.name, result->tokens_fed - result->tokens_unread, result->tokens_fed);
+}
+
 enum kv_err turn_run(struct service *service, struct session *session,
                      const struct turn_options *options, struct turn_result *result_out,
                      struct kv_diag *diag) {
@@ -320,7 +339,8 @@ enum kv_err turn_run(struct service *service, struct session *session,
     finish_answer(&running);
     if (running.err != KV_OK)
         return kv_diag_set(diag, running.err, "no memory for the text of the answer");
-    if (options->save)
+    err = stopped_reading(&running, info.n, diag);
+    if (err == KV_OK && options->save)
         err = service_save(service, session, 0, &result_out->receipt, diag);
     result_out->saved = options->save && err == KV_OK;
     return err;

@@ -8,7 +8,8 @@
  * then when the service is shared: they must not touch sessions.
  * Units: tokens, nanoseconds.
  * Errors: LIMIT (session, text and context sizes named; nothing was fed), NO_SLOTS, DEVICE, NOMEM,
- * and those of service_save. After an error of the save the session is resident and whole.
+ * and those of service_save. After an error of the save the session is resident and whole; after
+ * CANCELLED (take_back) it holds a part of the messages, and the caller drops it.
  */
 #ifndef TOOLS_TURN_H
 #define TOOLS_TURN_H
@@ -29,6 +30,7 @@ struct turn_options {
     uint32_t tokens_max; /* to generate; 0 feeds the messages, closed, and prefills them */
     int resume;          /* nothing is fed: the answer begins where the session stands */
     int save;            /* save when the turn is over */
+    int take_back;       /* CANCELLED, nothing saved, when it stops before all messages are read */
     turn_stream stream;  /* may be NULL, as the next two */
     turn_cancelled cancelled;
     turn_prefilled prefilled;
@@ -41,6 +43,7 @@ struct turn_result {
     uint64_t tokens_fed, tokens_generated;
     enum engine_done done;
     int cancelled;
+    uint64_t tokens_unread; /* of those fed, when it was stopped before all were prefilled */
     uint64_t prefill_ns, decode_ns;
     int saved;
     struct receipt receipt; /* of the save; operation 0 without one */
