@@ -101,6 +101,20 @@ static enum kv_err find_spans(const struct text_view *view, struct image_needle 
     return KV_OK;
 }
 
+int needle_stands(struct session *session, const char *value) {
+    struct session_info info;
+    session_info(session, &info);
+    struct text_view view = {engine_tokenizer(session_engine(session)), info.ids, info.n};
+    for (uint64_t token = 0; token < view.count; token++) {
+        struct gguf_text piece = tokenizer_piece(view.tokenizer, view.ids[token]);
+        uint64_t end = 0;
+        for (size_t byte = 0; byte < piece.size_bytes; byte++)
+            if (stands_at(&view, token, byte, value, &end))
+                return 1;
+    }
+    return 0;
+}
+
 static enum kv_err check_texts(const struct needle_text *text, struct kv_diag *diag) {
     const char *const parts[] = {text->key, text->ask, text->answer_prefix, text->expect};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

@@ -43,6 +43,10 @@ enum kv_err needle_house_form(const char *key, const char *value, struct needle_
 enum kv_err needle_register(struct session *session, const struct needle_text *text,
                             struct kv_diag *diag);
 
+/* 1 when `value` stands in the session's own text, sinks too: whoever answers it need have it from
+ * nobody else. */
+int needle_stands(struct session *session, const char *value);
+
 struct needle_result {
     int asked; /* 0: there is no room for the question any more; the rest is as recorded */
     int passed, kept;

@@ -267,6 +267,9 @@ static void needles_are_planted_listed_and_checked(void **state) {
     cli_good(cli);
     assert_string_equal(cli_text(cli, "needles.0.key"), "green lamp");
     assert_true(cli_number(cli, "needles.0.spans.0.first") > 900);
+    cli_call(cli, "needle", "ls", "a", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "not kept: 1."));
     cli_call(cli, "needle", "check", "a", "--key", "green lamp", "--json", NULL);
     cli_good(cli);
     assert_string_equal(cli_text(cli, "needles.0.verdict"), "failed");

@@ -55,8 +55,9 @@ static void a_fact_is_added_and_forgotten(void **state) {
     cli_good(cli);
     cli_call(cli, "needle", "add", "a", "--ask", question, "--expect", "4817", NULL);
     cli_refused(cli, 3, "already");
-    cli_call(cli, "needle", "rm", "a", "--key", question, NULL);
+    cli_call(cli, "needle", "rm", "a", "--key", question, "--json", NULL);
     cli_good(cli);
+    assert_string_equal(cli_text(cli, "needles.0.verdict"), "removed");
     cli_call(cli, "needle", "add", "a", "--key", "gate", "--ask", question, "--expect", "4817",
              "--answer-prefix", prefix, "--json", NULL);
     cli_good(cli);
@@ -81,32 +82,73 @@ static void a_fact_is_added_and_forgotten(void **state) {
     assert_true(cli_number(cli, "receipt.probes.asked") == 0);
 }
 
-/* A session in which another one's fact was said answers with it: that must be seen. */
-static void an_audit_sees_a_foreign_fact(void **state) {
-    struct cli *cli = *state;
-    need_model(cli);
+static void own_a_fact(struct cli *cli) {
     say(cli, "owner", talk);
     cli_call(cli, "needle", "plant", "owner", "--key", "green gate", "--value", "4817", "--json",
              NULL);
     cli_good(cli);
     assert_string_equal(cli_text(cli, "needles.0.verdict"), "kept");
+}
+
+/* The other session is told it without a space in front of the number, so that the answer of the
+ * model, which has one, does not stand there: it looks like a leak. */
+static void an_audit_sees_a_foreign_fact(void **state) {
+    struct cli *cli = *state;
+    need_model(cli);
+    own_a_fact(cli);
     say(cli, "other", talk);
     cli_call(cli, "audit", "--json", NULL);
     cli_good(cli);
     assert_true(cli_number(cli, "questions") == 3);
     assert_true(cli_number(cli, "foreign_answers") == 0);
-    say(cli, "other", fact);
+    assert_true(cli_number(cli, "said_here") == 0);
+    cli_call(cli, "needle", "add", "owner", "--key", "spaced", "--ask", question, "--answer-prefix",
+             "The special magic number for green gate is:", "--expect", " 4817", "--json", NULL);
+    cli_good(cli);
+    assert_string_equal(cli_text(cli, "needles.0.verdict"), "kept");
+    say(cli, "other",
+        "The special magic number for green gate is \"4817\". The special magic "
+        "number for green gate is \"4817\".");
     cli_call(cli, "audit", "--json", NULL);
     assert_int_equal(cli->code, 7);
-    assert_true(cli_number(cli, "foreign_answers") >= 1);
+    assert_true(cli_number(cli, "foreign_answers") == 1);
     assert_null(strstr(cli->out, "4817"));
     assert_null(strstr(cli->err, "4817"));
     assert_string_equal(cli_text(cli, "sessions.0.name"), "other");
+    assert_true(cli_number(cli, "sessions.0.said_here") == 1);
     assert_string_equal(cli_text(cli, "sessions.0.answered_like.0.name"), "owner");
     cli_call(cli, "audit", NULL);
     cli_refused(cli, 7, "other");
     assert_non_null(strstr(cli->out, "ANSWERS LIKE owner"));
 }
 
+/* A fork whose needle was removed, and a session that was told the fact, answer with what is their
+ * own. */
+static void what_a_session_was_told_is_its_own(void **state) {
+    struct cli *cli = *state;
+    need_model(cli);
+    own_a_fact(cli);
+    cli_call(cli, "fork", "owner", "twin", NULL);
+    cli_good(cli);
+    cli_call(cli, "needle", "rm", "twin", "--key", "green gate", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "green gate: removed"));
+    assert_null(strstr(cli->out, "kept"));
+    say(cli, "told", talk);
+    say(cli, "told", fact);
+    cli_call(cli, "audit", "--json", NULL);
+    cli_good(cli);
+    assert_true(cli_number(cli, "foreign_answers") == 0);
+    assert_true(cli_number(cli, "said_here") == 2);
+    assert_true(cli_number(cli, "sessions.0.said_here") == 0);
+    assert_true(cli_number(cli, "sessions.1.said_here") == 1);
+    assert_true(cli_number(cli, "sessions.2.said_here") == 1);
+    cli_call(cli, "audit", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "not asked 1 (its own text has the value too)"));
+}
+
 TESTING_MAIN(cmocka_unit_test_setup_teardown(a_fact_is_added_and_forgotten, set_up, cli_tear_down),
-             cmocka_unit_test_setup_teardown(an_audit_sees_a_foreign_fact, set_up, cli_tear_down))
+             cmocka_unit_test_setup_teardown(an_audit_sees_a_foreign_fact, set_up, cli_tear_down),
+             cmocka_unit_test_setup_teardown(what_a_session_was_told_is_its_own, set_up,
+                                             cli_tear_down))

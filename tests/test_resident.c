@@ -284,12 +284,26 @@ static void who_is_asked_stays_as_he_was(void **state) {
     assert_true(asleep);
 }
 
+/* Words, and `value` among them behind the sinks. */
+static void feed_value(struct serving *serving, struct session *session, const char *value) {
+    char text[6000];
+    size_t at = 0, said = 0;
+    while (at + 32 < sizeof text) {
+        const char *word = at > 500 && said++ == 0 ? value : "word";
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%zu ", word, at * 31 % 997);
+    }
+    const struct turn_document document = {
+        .text = text, .text_bytes = strlen(text), .tokens_end = 900};
+    must(serving, turn_feed_document(serving->service, session, &document, &serving->diag));
+    snapshot_drain(service_snapshot(serving->service));
+}
+
 /* The needle counts as one that can fail: this model knows nothing. */
 static void plant(struct serving *serving, const char *name, const char *value) {
     struct session *session = find(serving, name, 1);
     const struct needle_text text = {"gate", "what?", "", value};
     uint32_t count = 0;
-    feed(serving, session, 900);
+    feed_value(serving, session, value);
     must(serving, needle_register(session, &text, &serving->diag));
     transfer_needles(session, &count)[0].kept = 1;
     assert_int_equal(count, 1);
@@ -319,8 +333,8 @@ static void who_is_audited_is_held_still(void **state) {
     struct serving *serving = *state;
     serving_open(serving);
     service_enter(serving->service);
-    plant(serving, "a", "word31");
-    plant(serving, "b", "word62");
+    plant(serving, "a", "amber");
+    plant(serving, "b", "ochre");
     breathing.service = serving->service;
     breathing.breaths = breathing.free = 0;
     service_engine(serving->service)->settings.hooks.breathe = on_breath;

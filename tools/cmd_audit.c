@@ -4,7 +4,8 @@
  * JSON of what was found; names of sessions, never a value.
  * Not responsible for: asking and scoring (engine/needle.c).
  *
- * A store has one owner, whose sessions these are.
+ * A store has one owner, whose sessions these are. A value that stands in a session's own text,
+ * told there or come with a fork, proves nothing there and is not asked.
  */
 #include "tools/cmd.h"
 #include "tools/json_text.h"
@@ -35,7 +36,7 @@ struct audit {
     cJSON *list;
     enum kv_err first_err; /* of a session that could not be woken or asked */
     struct kv_diag first_diag;
-    uint32_t failed, leaks;
+    uint32_t failed, leaks, said_here;
     char first[IMAGE_NAME_BYTES_MAX + 1]; /* session of the first failure or leak */
     int no_memory;
 };
@@ -44,6 +45,7 @@ struct audit {
 struct findings {
     uint32_t own_asked, own_passed;
     uint32_t foreign_asked, foreign_answered; /* facts of others */
+    uint32_t said_here;                       /* of those not asked: the own text has the value */
     uint32_t absent_asked, absent_answered;   /* a fact of nobody */
     uint32_t preferred;                       /* same key: the other's value is likelier */
     float margin_least;                       /* of own value over the other's, nats */
@@ -119,13 +121,6 @@ static const struct image_needle *own_needle(const struct image *image, const ch
     return NULL;
 }
 
-static int own_value(const struct image *image, const char *value) {
-    for (uint32_t i = 0; i < image->needle_count; i++)
-        if (strcmp(image->needles[i].expect, value) == 0)
-            return 1;
-    return 0;
-}
-
 static void add_thief(struct findings *findings, const char *name) {
     for (uint32_t i = 0; i < findings->thief_count; i++)
         if (strcmp(findings->thieves[i], name) == 0)
@@ -194,10 +189,15 @@ static enum kv_err ask_foreign(struct session *session, const struct image *imag
     int absent = 0;
     uint32_t preferred = findings->preferred;
     enum kv_err err = KV_OK;
-    if (!other->kept || own_value(image, other->expect))
+    if (!other->kept)
         return KV_OK;
-    if (own != NULL)
-        err = own->kept ? ask_both(session, own, other, findings, diag) : KV_OK;
+    if (needle_stands(session, other->expect)) {
+        findings->said_here++;
+        session_ask_breathe(session);
+        return KV_OK;
+    }
+    if (own != NULL && own->kept)
+        err = ask_both(session, own, other, findings, diag);
     else
         err = needle_ask(session, &text, &result, diag);
     if (err != KV_OK)
@@ -248,6 +248,7 @@ static void tell_json(struct audit *audit, const char *name, const struct findin
     cJSON_AddNumberToObject(item, "own_passed", findings->own_passed);
     cJSON_AddNumberToObject(item, "foreign_asked", findings->foreign_asked);
     cJSON_AddNumberToObject(item, "foreign_answered", findings->foreign_answered);
+    cJSON_AddNumberToObject(item, "said_here", findings->said_here);
     cJSON_AddNumberToObject(item, "absent_asked", findings->absent_asked);
     cJSON_AddNumberToObject(item, "absent_answered", findings->absent_answered);
     cJSON_AddNumberToObject(item, "foreign_preferred", findings->preferred);
@@ -285,6 +286,9 @@ static void tell(struct audit *audit, const char *name, const struct findings *f
             findings->foreign_asked, findings->absent_answered, findings->absent_asked);
     if (findings->has_margin)
         fprintf(out, ", own value ahead by %.2f nats or more", (double)findings->margin_least);
+    if (findings->said_here > 0)
+        fprintf(out, ", not asked %" PRIu32 " (its own text has the value too)",
+                findings->said_here);
     for (uint32_t i = 0; i < findings->thief_count; i++) {
         fprintf(out, "%s", i == 0 ? "; ANSWERS LIKE " : ", ");
         text_print_clean(out, findings->thieves[i], strlen(findings->thieves[i]));
@@ -316,6 +320,7 @@ static enum kv_err audit_one(struct audit *audit, size_t index) {
         memcpy(audit->first, member->name, sizeof audit->first);
     audit->leaks += leaks;
     audit->failed += failed;
+    audit->said_here += findings.said_here;
     audit->asked += findings.own_asked + findings.foreign_asked + findings.absent_asked;
     return err == KV_ERR_CANCELLED ? err : KV_OK;
 }
@@ -325,6 +330,7 @@ static enum kv_err verdict(struct audit *audit, struct kv_diag *diag) {
         cJSON_AddNumberToObject(audit->cmd->result, "questions", (double)audit->asked);
         cJSON_AddNumberToObject(audit->cmd->result, "foreign_answers", audit->leaks);
         cJSON_AddNumberToObject(audit->cmd->result, "failed", audit->failed);
+        cJSON_AddNumberToObject(audit->cmd->result, "said_here", audit->said_here);
     } else {
         fprintf(audit->cmd->out,
                 "%zu sessions, %" PRIu64 " questions: %" PRIu32 " foreign answers, %" PRIu32

@@ -88,14 +88,17 @@ static const struct cmd_entry entries[] = {
     {"needle", "add|plant|check|ls|rm NAME", "facts that a session must still know",
      "add:   a fact that was said in the chat: --ask the question, --expect the answer as it "
      "stands\n"
-     "       there; asked plain and with a hole where it stands, then saved.\n"
+     "       there; asked plain and with a hole where it stands, kept as with plant, then saved.\n"
      "plant: states the fact in a user turn, asks it plain and with a hole where it stands, and\n"
-     "       keeps it only if it was answered and could have failed; then saves.\n"
+     "       keeps it only if it was answered and could have failed; then saves. One that is not\n"
+     "       kept stays recorded (exit 0), no wake or audit asks it, a later snapshot or sleep "
+     "may\n"
+     "       keep it.\n"
      "check: asks the needles again (or the one of --key), with and without the hole, and says of\n"
      "       each: kept (passed, and less likely by 2 nats with the hole), cannot-fail (passed, "
      "but\n"
      "       not so much less likely), or failed. Exit 7 when one fails that was kept till now.\n"
-     "ls:    the recorded needles; needs no model.\n"
+     "ls:    the recorded needles, kept or not; needs no model.\n"
      "rm:    forgets the needle of --key; what was said stays.\n"
      "In a daemon a session that is awake is asked as it is, one that is asleep sleeps again.",
      "  coldplane needle add travel --ask 'Where do we go?' --expect Oslo --answer-prefix 'To '\n"
@@ -112,8 +115,12 @@ static const struct cmd_entry entries[] = {
      "Wakes every session of the store, asks its own needles again, then the questions of the\n"
      "others and one about a fact that nobody has: no answer may be another session's value, and\n"
      "under a key that two sessions have its own value must be likelier than the other's. Names\n"
-     "sessions, never values. Writes nothing. Exit 7 when anything is wrong. In a daemon sessions\n"
-     "that are awake are asked as they are, each when nobody else works on it.",
+     "sessions, never values. A value that stands in a session's own text too (told there, or "
+     "come\n"
+     "with a fork) is no other's: it is not asked there, only counted. Writes nothing. Exit 7 "
+     "when\n"
+     "anything is wrong. In a daemon sessions that are awake are asked as they are, each when\n"
+     "nobody else works on it.",
      "  coldplane audit\n  coldplane audit --json\n", 0, 0, CONFIG_ENGINE, cmd_audit},
     {"export", "NAME[@TAG] FILE|-", "one session into one file",
      "Everything that the newest snapshot of NAME (or the one with the tag) needs, also of what "

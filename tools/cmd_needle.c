@@ -63,6 +63,16 @@ static void tell_needle(const struct cmd *cmd, cJSON *list, const struct image_n
     fprintf(cmd->out, "\n");
 }
 
+static void tell_not_kept(const struct cmd *cmd, const char *session, uint32_t count) {
+    if (count == 0 || cmd->result != NULL)
+        return;
+    fprintf(cmd->out,
+            "not kept: %" PRIu32 ". No wake or audit asks what is not kept; the next snapshot or "
+            "sleep asks it again and keeps it if it can fail then, `coldplane needle rm %s --key "
+            "KEY` forgets it\n",
+            count, session);
+}
+
 static cJSON *needle_list(struct cmd *cmd) {
     return cmd->result != NULL ? cJSON_AddArrayToObject(cmd->result, "needles") : NULL;
 }
@@ -132,6 +142,7 @@ static enum kv_err register_in(struct cmd *cmd, struct service *service, struct 
     KV_TRY(needle_check(session, count - 1, &question, &asked, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
     tell_needle(cmd, needle_list(cmd), &needles[count - 1]);
+    tell_not_kept(cmd, cmd->session_name, !needles[count - 1].kept);
     tell_saved(cmd, &receipt);
 done:
     return err;
@@ -190,6 +201,19 @@ static enum kv_err add_in(struct cmd *cmd, struct service *service, struct sessi
     return register_in(cmd, service, session, &text, diag);
 }
 
+static void tell_removed(struct cmd *cmd) {
+    const char *key = cmd->config->key;
+    if (cmd->result != NULL) {
+        cJSON *item = cJSON_CreateObject();
+        json_text(item, "key", key);
+        json_text(item, "verdict", "removed");
+        cJSON_AddItemToArray(needle_list(cmd), item);
+        return;
+    }
+    text_print_clean(cmd->out, key, strlen(key));
+    fprintf(cmd->out, ": removed; what was said stays in the session\n");
+}
+
 static enum kv_err rm_in(struct cmd *cmd, struct service *service, struct session *session,
                          struct kv_diag *diag) {
     struct receipt receipt;
@@ -197,9 +221,9 @@ static enum kv_err rm_in(struct cmd *cmd, struct service *service, struct sessio
     enum kv_err err = KV_OK;
     struct image_needle *needles = transfer_needles(session, &count);
     KV_TRY(find_key(needles, count, cmd->config->key, &index, diag));
-    tell_needle(cmd, needle_list(cmd), &needles[index]);
     KV_TRY(transfer_drop_needle(session, index, diag));
     KV_TRY(service_save(service, session, 0, &receipt, diag));
+    tell_removed(cmd);
     tell_saved(cmd, &receipt);
 done:
     return err;
@@ -328,8 +352,12 @@ static enum kv_err list(struct cmd *cmd, struct kv_diag *diag) {
         err = restore_image(store, cmd->alloc, cmd->session_name, &image, diag);
     if (err == KV_OK) {
         cJSON *items = needle_list(cmd);
-        for (uint32_t i = 0; i < image.needle_count; i++)
+        uint32_t not_kept = 0;
+        for (uint32_t i = 0; i < image.needle_count; i++) {
             tell_needle(cmd, items, &image.needles[i]);
+            not_kept += image.needles[i].kept == 0;
+        }
+        tell_not_kept(cmd, cmd->session_name, not_kept);
         if (image.needle_count == 0 && cmd->result == NULL)
             fprintf(cmd->out, "no needles; `coldplane needle plant` makes one\n");
     }
