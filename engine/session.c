@@ -66,6 +66,22 @@ enum kv_err session_check_name(const char *name, struct kv_diag *diag) {
     return KV_OK;
 }
 
+enum kv_err session_check_new_name(const char *name, struct kv_diag *diag) {
+    enum kv_err err = session_check_name(name, diag);
+    if (err != KV_OK)
+        return err;
+    if (strchr(name, '@') != NULL)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "a new session cannot be named '%s': '@' stands between a session and "
+                           "its tag; leave it out, or `coldplane fork NAME@TAG NEW` to go on from "
+                           "a tag",
+                           name);
+    if (name[strspn(name, " ")] == 0)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "a new session cannot have a name of blanks alone: use letters");
+    return KV_OK;
+}
+
 enum kv_err engine_inner_session_make(struct engine *engine, const char *name,
                                       struct session **session_out, struct kv_diag *diag) {
     const struct kv_alloc *alloc = engine->settings.alloc;

@@ -49,6 +49,9 @@ struct session *session_find(struct engine *engine, const char *name);
 struct session *session_at(struct engine *engine, uint32_t index); /* NULL past the last */
 /* INVALID when the name breaks a rule of DESIGN section 14; the diag says which. */
 enum kv_err session_check_name(const char *name, struct kv_diag *diag);
+/* The same for a name that is about to be given, which may hold no '@' and not only blanks: stores
+ * of before have names that do, and they stay reachable. */
+enum kv_err session_check_new_name(const char *name, struct kv_diag *diag);
 
 struct session_info {
     const char *name;

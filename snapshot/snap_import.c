@@ -108,7 +108,7 @@ static enum kv_err on_image(void *context, const struct image *image, uint32_t f
     own->parent = *root;
     if (importing->args->name != NULL) {
         size_t length = strlen(importing->args->name);
-        KV_TRY(session_check_name(importing->args->name, diag));
+        KV_TRY(session_check_new_name(importing->args->name, diag));
         memcpy(own->name, importing->args->name, length + 1);
     }
     struct record_key key = record_key_name(own->name);

@@ -207,7 +207,7 @@ static uint64_t worst_of(const struct snap_image *image) {
 
 static enum kv_err new_place(const struct snap_tree *tree, const char *name, struct kv_diag *diag) {
     int exists = 0;
-    enum kv_err err = session_check_name(name, diag);
+    enum kv_err err = session_check_new_name(name, diag);
     if (err == KV_OK)
         err = name_exists(tree->store, name, &exists, diag);
     if (err == KV_OK && exists)

@@ -69,7 +69,7 @@ struct run {
 };
 
 static const char *name_of(uint32_t index) {
-    static const char *const names[NAMES] = {"ash", "birch", "cedar@home", "dogwood", "elm", "fir"};
+    static const char *const names[NAMES] = {"ash", "birch", "cedar home", "dogwood", "elm", "fir"};
     return names[index];
 }
 

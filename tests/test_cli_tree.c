@@ -87,6 +87,12 @@ static void forks_live_on_their_own(void **state) {
     cli_refused(cli, 2, "nobody");
     cli_call(cli, "fork", "trip", "a/b", NULL);
     cli_refused(cli, 1, "'/'");
+    cli_call(cli, "run", "trip@new", "--prompt", "hi", NULL);
+    cli_refused(cli, 1, "'@' stands between a session and its tag");
+    cli_call(cli, "run", "  ", "--prompt", "hi", NULL);
+    cli_refused(cli, 1, "blanks alone");
+    cli_call(cli, "rename", "trip", "trip@new", NULL);
+    cli_refused(cli, 1, "'@' stands between a session and its tag");
     cli_call(cli, "fork", "trip@", "x", NULL);
     cli_refused(cli, 1, "the tag is empty");
     cli_call(cli, "snapshot", "trip", "--tag", "", NULL);

@@ -78,6 +78,14 @@ static void names_are_checked(void **state) {
         if (!strstr(diag.text, bad[i].word))
             fail_msg("'%s' does not say %s", diag.text, bad[i].word);
     }
+    /* Names that stores of before may hold, and that nobody gives any more. */
+    static const char *const old[] = {"a@b", "@", "a@", " ", "   "};
+    for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
+        assert_int_equal(session_check_name(old[i], &diag), KV_OK);
+        assert_int_equal(session_check_new_name(old[i], &diag), KV_ERR_INVALID);
+    }
+    assert_int_equal(session_check_new_name("a b", &diag), KV_OK);
+    assert_int_equal(session_check_new_name("a/b", &diag), KV_ERR_INVALID);
     memset(name, 'x', sizeof name);
     name[IMAGE_NAME_BYTES_MAX] = 0;
     assert_int_equal(session_check_name(name, &diag), KV_OK);

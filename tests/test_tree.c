@@ -558,12 +558,20 @@ static void names_with_at_signs_are_names(void **state) {
     assert_string_equal(place.tag, "home");
     assert_int_equal(snap_tree_parse(f.life.store, "you@", &room, &place, &diag), KV_ERR_INVALID);
     assert_int_equal(snap_tree_parse(f.life.store, "@t", &room, &place, &diag), KV_ERR_INVALID);
+    /* Such a name is given no more, but it can be left. */
+    const struct snap_tree_place whole = {"me@home", NULL};
+    assert_int_equal(snap_tree_fork(&f.tree, &whole, "a@b", &diag), KV_ERR_INVALID);
+    assert_int_equal(snap_tree_rename(&f.tree, "me@home", "a@b", &diag), KV_ERR_INVALID);
+    assert_non_null(strstr(diag.text, "'@'"));
     char longest[400];
     memset(longest, 'n', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
     assert_int_equal(snap_tree_parse(f.life.store, longest, &room, &place, &diag), KV_ERR_INVALID);
     memcpy(longest + 300, "@", 1);
     assert_int_equal(snap_tree_parse(f.life.store, longest, &room, &place, &diag), KV_ERR_INVALID);
+    assert_int_equal(snap_tree_rename(&f.tree, "me@home", "me", &diag), KV_OK);
+    assert_int_equal(snap_tree_parse(f.life.store, "me@home", &room, &place, &diag), KV_OK);
+    assert_string_equal(place.tag, "home");
     life_close(&f.life);
 }
 

@@ -321,7 +321,7 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
     struct store *store = NULL;
     enum kv_err err = KV_OK;
     if (cmd->config->as != NULL)
-        KV_TRY(session_check_name(cmd->config->as, diag));
+        KV_TRY(session_check_new_name(cmd->config->as, diag));
     KV_TRY(open_input(&moving, diag));
     cmd_take_signals(cmd);
     KV_TRY(spool(&moving, diag));

@@ -43,7 +43,7 @@ enum kv_err cmd_fork(struct cmd *cmd, struct kv_diag *diag) {
     char size[TEXT_SHORT_BYTES];
     const char *new_name = cmd_word(cmd, 1);
     KV_TRY(snap_tree_check(cmd->session_name, diag));
-    KV_TRY(session_check_name(new_name, diag));
+    KV_TRY(session_check_new_name(new_name, diag));
     KV_TRY(cmd_open_store(cmd, 0, &store, diag));
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
     cmd->session_name = place.name;
@@ -73,7 +73,7 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag) {
     char dir[CONFIG_PATH_BYTES + 16];
     const char *new_name = cmd_word(cmd, 1);
     KV_TRY(session_check_name(cmd->session_name, diag));
-    KV_TRY(session_check_name(new_name, diag));
+    KV_TRY(session_check_new_name(new_name, diag));
     KV_TRY(cmd_open_store(cmd, 0, &store, diag));
     KV_TRY(cmd_find(cmd, store, &entry, diag));
     const struct snap_retain_leave leave = cmd_leave(cmd, NULL);

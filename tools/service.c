@@ -576,7 +576,9 @@ static enum kv_err create_session(struct service *service, const char *name,
         .name = name,
         .policy = lookup->policy != NULL ? *lookup->policy : service->policy,
         .sampler = lookup->sampler != NULL ? *lookup->sampler : service->sampler};
-    enum kv_err err = make_seat(service, diag);
+    enum kv_err err = session_check_new_name(name, diag);
+    if (err == KV_OK)
+        err = make_seat(service, diag);
     if (err == KV_OK)
         err = session_create(service->engine, &settings, session_out, diag);
     if (err == KV_OK && owner != NULL)
