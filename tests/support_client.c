@@ -8,6 +8,7 @@
 #include "store/base/clock.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,8 @@ static int open_socket(uint16_t port) {
 static int send_all(int client, const char *bytes, size_t count) {
     while (count > 0) {
         ssize_t sent = send(client, bytes, count, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
         if (sent <= 0)
             return 0;
         bytes += sent;
@@ -96,6 +99,8 @@ static int receive(int client, struct client_reply *reply) {
         if (!grow(&reply->bytes, &reply->capacity, reply->count + READ_BYTES + 1, 1))
             return 0;
         ssize_t count = recv(client, reply->bytes + reply->count, READ_BYTES, 0);
+        if (count < 0 && errno == EINTR) /* with a time limit, any signal ends it */
+            continue;
         if (count < 0)
             return 0;
         reply->count += (size_t)count;
