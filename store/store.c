@@ -33,6 +33,7 @@ struct store_options store_options_usual(const char *dir, const char *program) {
     return (struct store_options){
         .dir = dir,
         .read_only = 0,
+        .create = 1,
         .direct_wanted = 1,
         .bytes_max = STORE_BYTES_UNLIMITED,
         .segment_bytes = (uint64_t)64 << 20,

@@ -39,6 +39,7 @@ struct io_door; /* store/io.h */
 struct store_options {
     const char *dir;        /* its parent must exist; borrowed for the call */
     int read_only;          /* 1: takes no lock and changes nothing (but see store_open) */
+    int create;             /* 1: a writer makes the store where there is none */
     int inspect;            /* 1, with read_only: a damaged index is KV_ERR_CORRUPT, not mended */
     int rebuild_index;      /* 1: a writer makes the index anew from the segments */
     int direct_wanted;      /* 1: O_DIRECT where the file system takes it */
@@ -63,12 +64,13 @@ struct store_options store_options_usual(const char *dir, const char *program);
  * gc to work inside it. */
 void store_options_limit(struct store_options *options, uint64_t bytes_max);
 
-/* Opens, creating DIR (0700) when a writer finds none. Finishes or drops what a crash left, and
- * rebuilds a missing or damaged index from the segments (a read-only open does so only if it can
- * have the lock). *out is written on KV_OK only.
- * KV_ERR_INVALID options, KV_ERR_NOT_FOUND no store there (read-only), KV_ERR_BUSY another writer
- * (diag names it), KV_ERR_VERSION newer format, KV_ERR_CORRUPT not a store or a symbolic link
- * inside it, KV_ERR_IO, KV_ERR_NO_SPACE, KV_ERR_NOMEM. */
+/* Opens, creating DIR (0700) when a writer that may do so finds none. Finishes or drops what a
+ * crash left, and rebuilds a missing or damaged index from the segments (a read-only open does so
+ * only if it can have the lock). *out is written on KV_OK only.
+ * KV_ERR_INVALID options, or DIR is a file, a symbolic link or a folder of other things;
+ * KV_ERR_NOT_FOUND no store there and none is to be made; KV_ERR_BUSY another writer (diag names
+ * it), KV_ERR_VERSION newer format, KV_ERR_CORRUPT a store that lost FORMAT, or a symbolic link
+ * inside it; KV_ERR_IO, KV_ERR_NO_SPACE, KV_ERR_NOMEM. */
 enum kv_err store_open(const struct store_options *options, struct store **out,
                        struct kv_diag *diag);
 

@@ -62,23 +62,34 @@ static enum kv_err check_options(const struct store_options *options, struct kv_
     return KV_OK;
 }
 
+static enum kv_err no_store(struct kv_diag *diag) {
+    return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                       "there is none; `coldplane chat` makes it, --store DIR names another");
+}
+
+static int may_create(const struct store *store) {
+    return store->options.create && !store->options.read_only;
+}
+
 static enum kv_err open_dir(struct store *store, const char *path, struct kv_diag *diag) {
     const struct io_door *door = store->options.door;
     int error = door->open(door->context, AT_FDCWD, path, IO_READ | IO_DIRECTORY, &store->dir);
-    if (error == ENOENT && !store->options.read_only) {
+    if (error == ENOENT && may_create(store)) {
         error = door->make_dir(door->context, AT_FDCWD, path);
         if (error == 0)
             error = door->open(door->context, AT_FDCWD, path, IO_READ | IO_DIRECTORY, &store->dir);
         return name_error(diag, error, "make the store directory", path);
     }
     if (error == ENOENT)
-        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "there is no store at %s", path);
+        return no_store(diag);
     if (error == ENOTDIR || error == ELOOP) {
         struct io_file_info info = {0};
-        door->info_at(door->context, AT_FDCWD, path, &info);
-        return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is %s", path,
-                           info.is_symlink ? "a symbolic link: give the directory itself"
-                                           : "not a directory");
+        int there = door->info_at(door->context, AT_FDCWD, path, &info) == 0;
+        return kv_diag_set(diag, KV_ERR_INVALID, "%s",
+                           info.is_symlink ? "it is a symbolic link: give the directory itself"
+                           : there
+                               ? "it is no store but a file: give the directory of one"
+                               : "a part of this path is a file: give the directory of a store");
     }
     return name_error(diag, error, "open the store directory", path);
 }
@@ -303,11 +314,11 @@ static enum kv_err without_format(struct store *store, int foreign, int *there_o
             return err;
     }
     if (foreign)
-        return kv_diag_set(diag, KV_ERR_CORRUPT,
+        return kv_diag_set(diag, KV_ERR_INVALID,
                            "FORMAT is missing, and the directory is not empty: not a store; use "
                            "an empty directory");
-    if (store->options.read_only)
-        return kv_diag_set(diag, KV_ERR_NOT_FOUND, "there is no store here: FORMAT is missing");
+    if (!may_create(store))
+        return no_store(diag);
     return KV_OK;
 }
 

@@ -128,10 +128,17 @@ static void nothing_there(void **state) {
     path_in(path, dir, "none");
     struct store_options options = support_store_options(path);
     options.read_only = 1;
-    is_refused(&options, KV_ERR_NOT_FOUND, "no store at");
+    is_refused(&options, KV_ERR_NOT_FOUND, "there is none");
     options.dir = dir;
-    is_refused(&options, KV_ERR_NOT_FOUND, "FORMAT is missing");
-    options.read_only = 0;
+    is_refused(&options, KV_ERR_NOT_FOUND, "there is none");
+    options.read_only = options.create = 0;
+    is_refused(&options, KV_ERR_NOT_FOUND, "there is none");
+    options.dir = path;
+    is_refused(&options, KV_ERR_NOT_FOUND, "there is none");
+    assert_int_equal(access(path, F_OK), -1);
+    path_in(path, dir, "LOCK");
+    assert_int_equal(access(path, F_OK), -1);
+    options.create = 1;
     path_in(path, dir, "a/b");
     options.dir = path;
     is_refused(&options, KV_ERR_IO, "make the store directory");
@@ -145,7 +152,7 @@ static void foreign_directory(void **state) {
     testing_temp_dir(dir);
     write_text(dir, "letter.txt", "dear");
     struct store_options options = support_store_options(dir);
-    is_refused(&options, KV_ERR_CORRUPT, "not a store");
+    is_refused(&options, KV_ERR_INVALID, "not a store");
     path_in(path, dir, "LOCK");
     assert_int_equal(access(path, F_OK), -1);
     path_in(path, dir, "seg");
@@ -301,7 +308,25 @@ static void linked_store_directory(void **state) {
     store_close(support_store_open(&options));
     assert_int_equal(symlink(real, linked), 0);
     options.dir = linked;
-    is_refused(&options, KV_ERR_CORRUPT, "symbolic link");
+    is_refused(&options, KV_ERR_INVALID, "symbolic link");
+}
+
+/* Wrong words, not damage. */
+static void a_file_is_no_store(void **state) {
+    (void)state;
+    char dir[TESTING_PATH_BYTES];
+    char path[512];
+    testing_temp_dir(dir);
+    write_text(dir, "letter.txt", "dear");
+    path_in(path, dir, "letter.txt");
+    for (int read_only = 0; read_only < 2; read_only++) {
+        struct store_options options = support_store_options(path);
+        options.read_only = read_only;
+        is_refused(&options, KV_ERR_INVALID, "letter.txt: it is no store but a file: give");
+        path_in(path, dir, "letter.txt/store");
+        is_refused(&options, KV_ERR_INVALID, "a part of this path is a file");
+        path_in(path, dir, "letter.txt");
+    }
 }
 
 /* The directory is swapped for a link while a store is open: everything still goes to the old one.
@@ -575,7 +600,8 @@ TESTING_MAIN(cmocka_unit_test(new_store_is_private),
              cmocka_unit_test(nothing_there), cmocka_unit_test(foreign_directory),
              cmocka_unit_test(newer_version), cmocka_unit_test(one_writer),
              cmocka_unit_test(links_are_refused), cmocka_unit_test(linked_store_directory),
-             cmocka_unit_test(swapped_during_a_save), cmocka_unit_test(names_beyond_ascii),
-             cmocka_unit_test(unwritable_directory), cmocka_unit_test(read_only_file_system),
-             cmocka_unit_test(creation_dies_anywhere), cmocka_unit_test(allocation_failures),
+             cmocka_unit_test(a_file_is_no_store), cmocka_unit_test(swapped_during_a_save),
+             cmocka_unit_test(names_beyond_ascii), cmocka_unit_test(unwritable_directory),
+             cmocka_unit_test(read_only_file_system), cmocka_unit_test(creation_dies_anywhere),
+             cmocka_unit_test(allocation_failures),
              cmocka_unit_test(lost_format_comes_from_the_segments), cmocka_unit_test(golden_store))

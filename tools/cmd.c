@@ -76,8 +76,9 @@ static enum kv_err sync_above(const char *home, struct kv_diag *diag) {
 }
 
 /* The home folder is made when it is missing; any other parent is the user's business. */
-static enum kv_err make_home(const struct config *config, struct kv_diag *diag) {
-    if (mkdir(config->home, 0700) == 0)
+static enum kv_err make_home(const struct config *config, int *made_out, struct kv_diag *diag) {
+    *made_out = mkdir(config->home, 0700) == 0;
+    if (*made_out)
         return sync_above(config->home, diag);
     if (errno == EEXIST)
         return KV_OK;
@@ -85,6 +86,12 @@ static enum kv_err make_home(const struct config *config, struct kv_diag *diag) 
         return KV_OK;
     return kv_diag_errno(diag, KV_ERR_IO, errno, "folder %s cannot be made; set COLDPLANE_HOME",
                          config->home);
+}
+
+/* With nothing in it, it is as if it had never been made. */
+static void drop_home(const struct config *config, int made) {
+    if (made)
+        (void)rmdir(config->home);
 }
 
 static const struct io_door *door_of(const struct config *config) {
@@ -218,33 +225,44 @@ static void on_rebuild(void *context, uint64_t done, uint64_t all) {
     progress_update(context, done, all);
 }
 
-enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
+enum kv_err cmd_open_store(struct cmd *cmd, enum cmd_access access, struct store **store_out,
                            struct kv_diag *diag) {
     if (cmd->host != NULL)
         return cmd_host_open_store(cmd, store_out, diag);
     struct store_options options = cmd_store_options(cmd);
-    options.read_only = read_only;
-    if (!read_only) {
-        enum kv_err err = make_home(cmd->config, diag);
-        if (err != KV_OK)
-            return err;
-    }
+    int made = 0;
+    options.read_only = access == CMD_READ;
+    options.create = access == CMD_CREATE;
+    enum kv_err err = access == CMD_CREATE ? make_home(cmd->config, &made, diag) : KV_OK;
+    if (err != KV_OK)
+        return err;
     struct watch watch;
     struct progress progress;
     cmd_progress(cmd, &progress, "rebuilding the index", "segments");
     options.progress = on_rebuild;
     options.progress_context = &progress;
     watch_begin(&watch, cmd->signals);
-    enum kv_err err = store_open(&options, store_out, diag);
+    err = store_open(&options, store_out, diag);
     watch_end(&watch);
     progress_end(&progress);
-    if (err == KV_ERR_NOT_FOUND && read_only)
-        kv_diag_set(diag, err,
-                    "store %s: there is none; `coldplane chat` makes it, --store DIR names another",
-                    cmd->config->store);
     if (err == KV_OK)
         tell_opened(cmd, *store_out);
+    else
+        drop_home(cmd->config, made);
     return err;
+}
+
+/* A store that cannot be looked at says so when it is opened. */
+static int is_store_there(const struct config *config) {
+    char path[CONFIG_PATH_BYTES + 8];
+    snprintf(path, sizeof path, "%s/FORMAT", config->store);
+    return access(path, F_OK) == 0 || errno != ENOENT;
+}
+
+enum kv_err cmd_check_talker(const struct cmd *cmd, struct kv_diag *diag) {
+    return cmd->host != NULL || is_store_there(cmd->config)
+               ? session_check_name(cmd->session_name, diag)
+               : session_check_new_name(cmd->session_name, diag);
 }
 
 enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
@@ -291,17 +309,19 @@ static uint64_t keep_receipt(void *context, const struct receipt *receipt) {
     return receipt_keep_add(&keep, receipt);
 }
 
-enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
+enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, struct service **service_out,
                              struct kv_diag *diag) {
     const struct config *config = cmd->config;
     struct service_settings settings;
+    int made = 0;
     if (cmd->host != NULL)
         return cmd_host_open_service(cmd, service_out, diag);
     service_settings_usual(&settings);
     settings.program = cmd->program;
     settings.model_path = config->model;
     settings.store_dir = config->store;
-    settings.read_only = read_only;
+    settings.read_only = access == CMD_READ;
+    settings.create = access == CMD_CREATE;
     settings.door = door_of(config);
     settings.store_bytes_max = config->store_max_bytes;
     settings.may_degrade = config->may_degrade;
@@ -328,17 +348,17 @@ enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **se
     settings.receipt_context = cmd;
     settings.alloc = cmd->alloc;
     settings.clock = cmd->clock;
-    if (!read_only) {
-        enum kv_err err = make_home(config, diag);
-        if (err != KV_OK)
-            return err;
-    }
+    enum kv_err err = access == CMD_CREATE ? make_home(config, &made, diag) : KV_OK;
+    if (err != KV_OK)
+        return err;
     struct watch watch;
     watch_begin(&watch, cmd->signals);
-    enum kv_err err = service_open(&settings, service_out, diag);
+    err = service_open(&settings, service_out, diag);
     watch_end(&watch);
     if (err == KV_OK)
         tell_opened(cmd, service_store(*service_out));
+    else
+        drop_home(config, made);
     return err;
 }
 

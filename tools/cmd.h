@@ -106,8 +106,10 @@ int cmd_main(struct cmd *cmd, int argc, char **argv);
 /* Argument `index` behind the command, NULL when there are fewer. */
 const char *cmd_word(const struct cmd *cmd, uint32_t index);
 
-/* For reading beside a writer: NOT_FOUND when there is no store. The caller closes it. */
-enum kv_err cmd_open_store(struct cmd *cmd, int read_only, struct store **store_out,
+/* Reading is beside a writer. NOT_FOUND when there is no store, but with CMD_CREATE, which makes it
+ * (and a service only once its model is had). The caller closes it. */
+enum cmd_access { CMD_READ, CMD_WRITE, CMD_CREATE };
+enum kv_err cmd_open_store(struct cmd *cmd, enum cmd_access access, struct store **store_out,
                            struct kv_diag *diag);
 /* 1 when the disk of the store has less than 1 GiB and less than 5 % left. */
 int cmd_disk_low(const struct config *config, uint64_t *free_out);
@@ -127,8 +129,11 @@ struct cJSON *cmd_entry_json(const struct snapshot_entry *entry);
 struct receipt_keep;
 /* COLDPLANE_HOME/receipts; `dir` is the memory behind it. */
 struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]);
-enum kv_err cmd_open_service(struct cmd *cmd, int read_only, struct service **service_out,
+enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, struct service **service_out,
                              struct kv_diag *diag);
+/* The name of a session that goes on or begins, before anything is opened: where no store is yet it
+ * is a new one. INVALID. */
+enum kv_err cmd_check_talker(const struct cmd *cmd, struct kv_diag *diag);
 /* Around what this thread itself writes to the store of a service that it opened. */
 void cmd_write_begin(struct cmd *cmd, struct service *service);
 void cmd_write_end(struct cmd *cmd, struct service *service);

@@ -174,7 +174,7 @@ static enum kv_err collect(struct cmd *cmd, struct kv_diag *diag) {
     options.lend = on_lend;
     options.context = &care;
     cmd_take_signals(cmd);
-    KV_TRY(cmd_open_store(cmd, options.dry_run, &care.store, diag));
+    KV_TRY(cmd_open_store(cmd, options.dry_run ? CMD_READ : CMD_WRITE, &care.store, diag));
     /* The daemon's sessions are at work beside this, and the writer is held. */
     const struct snap_care_collect_args collect = {
         .store = care.store,
@@ -386,7 +386,7 @@ done:
 /* Its store, with nobody writing: the index is made anew only when that loses nothing. */
 static enum kv_err open_in_daemon(struct care *care, struct kv_diag *diag) {
     struct cmd *cmd = care->cmd;
-    enum kv_err err = cmd_open_store(cmd, 0, &care->store, diag);
+    enum kv_err err = cmd_open_store(cmd, CMD_WRITE, &care->store, diag);
     return err == KV_OK && cmd->config->rebuild_index
                ? store_reindex(care->store, care->opened, diag)
                : err;
@@ -400,6 +400,7 @@ static enum kv_err open_for_fsck(struct care *care, struct kv_diag *diag) {
         return open_in_daemon(care, diag);
     int writes = cmd->config->repair || cmd->config->rebuild_index;
     options.read_only = !writes;
+    options.create = 0;
     options.inspect = !writes;
     options.rebuild_index = cmd->config->rebuild_index;
     options.progress = on_progress;
@@ -582,7 +583,7 @@ static enum kv_err scrub(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->result != NULL)
         care.list = cJSON_AddArrayToObject(cmd->result, "findings");
     cmd_take_signals(cmd);
-    KV_TRY(cmd_open_store(cmd, 0, &care.store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_WRITE, &care.store, diag));
     KV_TRY(snap_care_owners_make(care.store, cmd->alloc, &care.owners, diag));
     args.store = care.store;
     cmd_progress(cmd, &care.progress, "reading", "bytes");

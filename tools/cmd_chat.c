@@ -182,10 +182,10 @@ enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag) {
     size_t bytes = 0;
     memset(&opened, 0, sizeof opened);
     memset(&result, 0, sizeof result);
-    KV_TRY(session_check_name(cmd->session_name, diag));
+    KV_TRY(cmd_check_talker(cmd, diag));
     KV_TRY(take_prompt(cmd, &owned, &text, &bytes, diag));
     cmd_take_signals(cmd);
-    KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_CREATE, &talk.service, diag));
     KV_TRY(cmd_open_session(cmd, talk.service, 1, &talk.session, &opened, diag));
     warn_birth_flags(cmd, opened.found);
     err = say(&talk, text, bytes, &result, diag);
@@ -510,7 +510,7 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     struct line_edit *edit = NULL;
     memset(&opened, 0, sizeof opened);
     cmd->session_name = cmd->config->session != NULL ? cmd->config->session : "chat";
-    KV_TRY(session_check_name(cmd->session_name, diag));
+    KV_TRY(cmd_check_talker(cmd, diag));
     if (cmd->result != NULL) {
         talk.said = cJSON_AddArrayToObject(cmd->result, "turns");
         talk.show = 0;
@@ -518,7 +518,7 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     cmd_take_signals(cmd);
     /* Setting up a terminal, and giving it back, may wait for who holds its output. */
     KV_TRY(line_edit_open(cmd, &edit, diag));
-    KV_TRY(cmd_open_service(cmd, 0, &talk.service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_CREATE, &talk.service, diag));
     KV_TRY(open_talk(&talk, &opened, diag));
     talk.opened = opened;
     greet(&talk, &opened);

@@ -153,7 +153,7 @@ enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag) {
     struct restore_exported exported;
     uint64_t snapshot = 0;
     enum kv_err err = KV_OK;
-    KV_TRY(cmd_open_store(cmd, 1, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_READ, &store, diag));
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
     KV_TRY(snap_tree_find(store, &place, &snapshot, NULL, diag));
     KV_TRY(open_output(&moving, diag));
@@ -212,7 +212,12 @@ static enum kv_err open_input(struct moving *moving, struct kv_diag *diag) {
         moving->file = fileno(moving->cmd->in);
         return KV_OK;
     }
+    struct stat there;
     moving->file = openat(moving->cmd->folder, moving->path, O_RDONLY | O_CLOEXEC);
+    if (moving->file >= 0 && fstat(moving->file, &there) == 0 && S_ISDIR(there.st_mode))
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "import of %s: it is a folder; name a file that `coldplane export` made",
+                           moving->path);
     if (moving->file >= 0)
         return KV_OK;
     return kv_diag_errno(diag, errno == ENOENT ? KV_ERR_NOT_FOUND : KV_ERR_IO, errno,
@@ -326,10 +331,10 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
     cmd_take_signals(cmd);
     KV_TRY(spool(&moving, diag));
     if (cmd->config->any_model) {
-        KV_TRY(cmd_open_store(cmd, 0, &store, diag));
+        KV_TRY(cmd_open_store(cmd, CMD_CREATE, &store, diag));
         err = import_into(&moving, store, NULL, diag);
     } else {
-        KV_TRY(cmd_open_service(cmd, 0, &service, diag));
+        KV_TRY(cmd_open_service(cmd, CMD_CREATE, &service, diag));
         cmd_write_begin(cmd, service);
         err = import_into(&moving, service_store(service), service_engine(service), diag);
         cmd_write_end(cmd, service);

@@ -168,7 +168,7 @@ static enum kv_err in_session(struct cmd *cmd,
     struct service *service = NULL;
     struct session *session = NULL;
     struct service_opened opened;
-    enum kv_err err = cmd_open_service(cmd, 0, &service, diag);
+    enum kv_err err = cmd_open_service(cmd, CMD_WRITE, &service, diag);
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK)
@@ -326,7 +326,7 @@ done:
 static enum kv_err check(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
     struct cmd_asked asked = {NULL, 0};
-    enum kv_err err = cmd_open_service(cmd, 1, &service, diag);
+    enum kv_err err = cmd_open_service(cmd, CMD_READ, &service, diag);
     /* The needles are asked here, one by one, instead of inside the wake. */
     if (err == KV_OK)
         err = cmd_ask_begin(cmd, service, cmd->session_name, &asked, diag);
@@ -345,7 +345,7 @@ static enum kv_err list(struct cmd *cmd, struct kv_diag *diag) {
     struct snapshot_entry entry;
     struct image image;
     image_init(&image);
-    enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    enum kv_err err = cmd_open_store(cmd, CMD_READ, &store, diag);
     if (err == KV_OK)
         err = cmd_find(cmd, store, &entry, diag);
     if (err == KV_OK)

@@ -179,7 +179,7 @@ static enum kv_err look(struct ps *ps, struct kv_diag *diag) {
         store = service_store(cmd->host->service);
         KV_TRY(look_at_daemon(ps, diag));
     } else {
-        KV_TRY(cmd_open_store(cmd, 1, &store, diag));
+        KV_TRY(cmd_open_store(cmd, CMD_READ, &store, diag));
     }
     store_stats_get(store, &stats);
     ps->refuses_writes = stats.refuses_writes;

@@ -19,7 +19,7 @@ enum kv_err cmd_expire(struct cmd *cmd, struct kv_diag *diag) {
     int may_expire = !cmd->config->undo;
     enum kv_err err = session_check_name(cmd->session_name, diag);
     if (err == KV_OK)
-        err = cmd_open_store(cmd, 0, &store, diag);
+        err = cmd_open_store(cmd, CMD_WRITE, &store, diag);
     if (err == KV_OK)
         err = cmd_find(cmd, store, &entry, diag);
     if (err == KV_OK)

@@ -109,7 +109,7 @@ static int on_entry(void *context, const struct snapshot_entry *entry) {
 enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag) {
     struct store *store = NULL;
     struct listing listing = {.cmd = cmd};
-    enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    enum kv_err err = cmd_open_store(cmd, CMD_READ, &store, diag);
     if (err != KV_OK)
         return err;
     if (cmd->result != NULL)
@@ -288,7 +288,7 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
     struct image image;
     image_init(&image);
     KV_TRY(session_check_name(cmd->session_name, diag));
-    KV_TRY(cmd_open_store(cmd, 1, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_READ, &store, diag));
     KV_TRY(cmd_find(cmd, store, &entry, diag));
     KV_TRY(restore_image(store, cmd->alloc, cmd->session_name, &image, diag));
     if (cmd->result != NULL) {
@@ -334,7 +334,7 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     if (err == KV_OK && cmd->config->tag != NULL)
         err = record_check_tag(cmd->config->tag, diag);
     if (err == KV_OK)
-        err = cmd_open_service(cmd, 0, &service, diag);
+        err = cmd_open_service(cmd, CMD_WRITE, &service, diag);
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK)
@@ -405,7 +405,7 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     int may_write = strchr(cmd->session_name, '@') != NULL;
     enum kv_err err = snap_tree_check(cmd->session_name, diag);
     if (err == KV_OK)
-        err = cmd_open_service(cmd, !may_write, &service, diag);
+        err = cmd_open_service(cmd, may_write ? CMD_WRITE : CMD_READ, &service, diag);
     if (err == KV_OK)
         err = find_place(cmd, service, &room, &place, diag);
     if (err == KV_OK)

@@ -108,7 +108,7 @@ enum kv_err cmd_verify(struct cmd *cmd, struct kv_diag *diag) {
     struct names names = {.alloc = cmd->alloc};
     if (cmd->session_name != NULL)
         KV_TRY(session_check_name(cmd->session_name, diag));
-    KV_TRY(cmd_open_store(cmd, 1, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_READ, &store, diag));
     if (cmd->session_name != NULL) {
         KV_TRY(cmd_find(cmd, store, &entry, diag));
         on_name(&names, &entry);
@@ -238,7 +238,7 @@ static void stats_text(const struct config *config, const struct store_stats *st
 enum kv_err cmd_stats(struct cmd *cmd, struct kv_diag *diag) {
     struct store *store = NULL;
     struct store_stats stats;
-    enum kv_err err = cmd_open_store(cmd, 1, &store, diag);
+    enum kv_err err = cmd_open_store(cmd, CMD_READ, &store, diag);
     if (err != KV_OK)
         return err;
     store_stats_get(store, &stats);

@@ -127,7 +127,7 @@ static enum kv_err look_at_device(struct top *top, struct kv_diag *diag) {
 
 static enum kv_err open_store(struct top *top, struct store **store_out, struct kv_diag *diag) {
     if (top->cmd->host == NULL)
-        return cmd_open_store(top->cmd, 1, store_out, diag);
+        return cmd_open_store(top->cmd, CMD_READ, store_out, diag);
     *store_out = service_store(top->cmd->host->service);
     return look_at_device(top, diag);
 }

@@ -44,7 +44,7 @@ enum kv_err cmd_fork(struct cmd *cmd, struct kv_diag *diag) {
     const char *new_name = cmd_word(cmd, 1);
     KV_TRY(snap_tree_check(cmd->session_name, diag));
     KV_TRY(session_check_new_name(new_name, diag));
-    KV_TRY(cmd_open_store(cmd, 0, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_WRITE, &store, diag));
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
     cmd->session_name = place.name;
     KV_TRY(cmd_find(cmd, store, &entry, diag));
@@ -74,7 +74,7 @@ enum kv_err cmd_rename(struct cmd *cmd, struct kv_diag *diag) {
     const char *new_name = cmd_word(cmd, 1);
     KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(session_check_new_name(new_name, diag));
-    KV_TRY(cmd_open_store(cmd, 0, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_WRITE, &store, diag));
     KV_TRY(cmd_find(cmd, store, &entry, diag));
     const struct snap_retain_leave leave = cmd_leave(cmd, NULL);
     const struct snap_tree tree = tree_of(cmd, store, &leave);
@@ -101,7 +101,7 @@ enum kv_err cmd_pin(struct cmd *cmd, struct kv_diag *diag) {
     struct snapshot_entry entry;
     int pinned = strcmp(cmd->config->words[0], "unpin") != 0;
     KV_TRY(session_check_name(cmd->session_name, diag));
-    KV_TRY(cmd_open_store(cmd, 0, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_WRITE, &store, diag));
     KV_TRY(cmd_find(cmd, store, &entry, diag));
     const struct snap_tree tree = tree_of(cmd, store, NULL);
     KV_TRY(snap_tree_pin(&tree, cmd->session_name, pinned, diag));
@@ -196,7 +196,7 @@ enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->config->to == NULL)
         KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
                            "rollback: to which token or turn? add --to N or --to turn:K"));
-    KV_TRY(cmd_open_service(cmd, 0, &service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_WRITE, &service, diag));
     KV_TRY(cmd_open_session(cmd, service, 0, &session, &opened, diag));
     KV_TRY(parse_place(cmd, session, &n, diag));
     session_info(session, &info);
@@ -315,7 +315,7 @@ enum kv_err cmd_rm(struct cmd *cmd, struct kv_diag *diag) {
     struct store_gc_report report;
     int purges = cmd->config->purge;
     KV_TRY(snap_tree_check(cmd->session_name, diag));
-    KV_TRY(cmd_open_store(cmd, 0, &store, diag));
+    KV_TRY(cmd_open_store(cmd, CMD_WRITE, &store, diag));
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
     cmd->session_name = place.name;
     KV_TRY(cmd_find(cmd, store, &entry, diag));

@@ -21,6 +21,7 @@ void service_settings_usual(struct service_settings *settings_out) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     *settings_out = (struct service_settings){
         .program = "coldplane",
+        .create = 1,
         .direct_wanted = 1,
         .store_bytes_max = STORE_BYTES_UNLIMITED,
         .device = ENGINE_DEVICE_AUTO,
@@ -189,9 +190,10 @@ static int on_breathe(void *context, int small) {
 /* --- opening */
 
 static enum kv_err open_store(struct service *service, const struct service_settings *settings,
-                              struct kv_diag *diag) {
+                              int create, struct kv_diag *diag) {
     struct store_options options = store_options_usual(settings->store_dir, settings->program);
     options.read_only = settings->read_only;
+    options.create = create;
     options.direct_wanted = settings->direct_wanted;
     store_options_limit(&options, settings->store_bytes_max);
     options.alloc = settings->alloc;
@@ -242,6 +244,24 @@ static enum kv_err open_engine(struct service *service, const struct service_set
     return err;
 }
 
+/* The store first: it is quick, and a held lock should not cost the loading of a model. One that is
+ * to be made comes last, so that a model that cannot be had leaves none behind. */
+static enum kv_err open_both(struct service *service, const struct service_settings *settings,
+                             struct kv_diag *diag) {
+    int create = settings->create && !settings->read_only, early = 0;
+#ifdef BREAK_STORE_EARLY
+    early = create;
+#endif
+    enum kv_err err = open_store(service, settings, early, diag);
+    int makes = err == KV_ERR_NOT_FOUND && create;
+    if (err != KV_OK && !makes)
+        return err;
+    if (makes)
+        kv_diag_clear(diag);
+    err = open_engine(service, settings, diag);
+    return err == KV_OK && makes ? open_store(service, settings, 1, diag) : err;
+}
+
 /* What opening the store repaired would be forgotten when opening fails behind it. */
 static void keep_repairs(struct store *store, struct kv_diag *diag) {
     struct store_stats stats;
@@ -286,10 +306,8 @@ enum kv_err service_open(const struct service_settings *settings, struct service
     service->wakes = (struct service_wakes){settings->eager, settings->fit};
     service->sessions_max = settings->sessions_max;
     service->leases_end = &service->leases;
-    /* The store first: it is quick, and a held lock should not cost the loading of a model. */
-    KV_TRY(open_store(service, settings, diag));
+    KV_TRY(open_both(service, settings, diag));
     KV_TRY(store_ram_open(service->store, settings->ram_bytes, diag));
-    KV_TRY(open_engine(service, settings, diag));
     restore_lie(service->store, service->engine);
     KV_TRY(
         hearing_init(&service->hearing, service->engine, settings->alloc, settings->sessions_max));

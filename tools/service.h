@@ -45,6 +45,7 @@ struct service_settings {
     /* 1: the store is opened beside a running writer and nothing is ever written; sessions can be
      * woken and asked, saving and sleeping are refused with INVALID. */
     int read_only;
+    int create;                 /* 1: a store that is not there is made, once the model is had */
     const struct io_door *door; /* NULL: the best of this machine */
     int direct_wanted;
     uint64_t store_bytes_max;                     /* or STORE_BYTES_UNLIMITED */
@@ -82,7 +83,8 @@ struct service_settings {
 };
 void service_settings_usual(struct service_settings *settings_out);
 
-/* NOT_FOUND model or (read-only) store, BUSY another writer (named). On errors nothing is open. */
+/* NOT_FOUND model, or store that is not to be made; BUSY another writer (named). On errors nothing
+ * is open. */
 enum kv_err service_open(const struct service_settings *settings, struct service **service_out,
                          struct kv_diag *diag);
 /* Waits for everything queued; what was not saved is not saved. NULL is allowed. */
