@@ -171,18 +171,9 @@ static enum kv_err freeze(struct snapshot *snapshot, struct session *session,
 static enum kv_err take_tag(struct snapshot *snapshot, struct snapshot_ticket *ticket,
                             const char *name, const char *tag, struct kv_diag *diag) {
     const struct snap_tree_place place = {name, tag};
-    struct kv_diag own = {""};
-    uint64_t found = 0;
-    enum kv_err err = record_check_tag(tag, diag);
+    enum kv_err err = snap_tree_tag_free(snapshot->store, &place, diag);
     if (err != KV_OK)
         return err;
-    err = snap_tree_find(snapshot->store, &place, &found, NULL, &own);
-    if (err == KV_OK)
-        return kv_diag_set(diag, KV_ERR_EXISTS,
-                           "session %s has a tag %s already: take another, or `coldplane rm %s@%s`",
-                           name, tag, name, tag);
-    if (err != KV_ERR_NOT_FOUND)
-        return kv_diag_set(diag, err, "%s", own.text);
     copy_text(ticket->tag, sizeof ticket->tag, tag);
     ticket->options.is_explicit = 1;
     return KV_OK;

@@ -119,6 +119,21 @@ enum kv_err snap_tree_find(struct store *store, const struct snap_tree_place *pl
     return KV_OK;
 }
 
+enum kv_err snap_tree_tag_free(struct store *store, const struct snap_tree_place *place,
+                               struct kv_diag *diag) {
+    struct kv_diag own = {""};
+    uint64_t found = 0;
+    enum kv_err err = record_check_tag(place->tag, diag);
+    if (err != KV_OK)
+        return err;
+    err = snap_tree_find(store, place, &found, NULL, &own);
+    if (err == KV_OK)
+        return kv_diag_set(diag, KV_ERR_EXISTS,
+                           "session %s has a tag %s already: take another, or `coldplane rm %s@%s`",
+                           place->name, place->tag, place->name, place->tag);
+    return err == KV_ERR_NOT_FOUND ? KV_OK : kv_diag_set(diag, err, "%s", own.text);
+}
+
 static int count_kept(void *context, uint64_t snapshot, const struct record_snapshot *record) {
     unsigned long *most = context;
     (void)snapshot;

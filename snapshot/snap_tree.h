@@ -46,6 +46,9 @@ enum kv_err snap_tree_check(const char *text, struct kv_diag *diag);
 enum kv_err snap_tree_find(struct store *store, const struct snap_tree_place *place,
                            uint64_t *snapshot_out, struct record_snapshot *record_out,
                            struct kv_diag *diag);
+/* EXISTS when the stored session has the tag; one that is not stored has none. */
+enum kv_err snap_tree_tag_free(struct store *store, const struct snap_tree_place *place,
+                               struct kv_diag *diag);
 /* From the head down; 0 stops. A chain that breaks is CORRUPT, what stands before it was told. */
 typedef int (*snap_tree_each)(void *context, uint64_t snapshot,
                               const struct record_snapshot *record);

@@ -113,6 +113,49 @@ static void what_is_no_store_ends_with_1(void **state) {
     cli_good(cli);
 }
 
+/* What the store alone says is said before a model is read: here there is none. */
+static void what_the_store_knows_needs_no_model(void **state) {
+    struct cli *cli = *state;
+    static const struct {
+        int code;
+        const char *said, *words[6];
+    } wrong[] = {
+        {3, "session a has a tag red already: take another, or", {"snapshot", "a", "--tag=red"}},
+        {2, "session zz: not in this store", {"snapshot", "zz"}},
+        {2, "session zz: not in this store", {"snapshot", "zz", "--tag=red"}},
+        {2, "session zz: not in this store", {"restore", "zz"}},
+        {2, "session zz: not in this store", {"restore", "zz@red"}},
+        {2, "session a has no tag blue", {"restore", "a@blue"}},
+        {2, "session zz: not in this store", {"rollback", "zz", "--to=3"}},
+        {1, "session a has ", {"rollback", "a", "--to=99999"}},
+        {1, "session a has 6 turns", {"rollback", "a", "--to=turn:9"}},
+        {1, "--to x: write a number of tokens", {"rollback", "a", "--to=x"}},
+        {3, "needle k: the session has it", {"needle", "plant", "a", "--key=k", "--value=v"}},
+        {3,
+         "needle k: the session has it",
+         {"needle", "add", "a", "--key=k", "--ask=what?", "--expect=v"}},
+        {2, "needle x: not in this session; it has: k", {"needle", "rm", "a", "--key=x"}},
+        {2, "needle x: not in this session; it has: k", {"needle", "check", "a", "--key=x"}},
+        {2, "session zz: not in this store", {"needle", "check", "zz"}},
+        {1, "'@' stands between a session and its tag", {"run", "a@red", "-p", "x"}},
+        {1, "'@' stands between a session and its tag", {"chat", "-s", "a@red"}}};
+    for (int i = 0; i < 2; i++) {
+        cli_call(cli, "run", "a", "-p", "hello there, how are you", NULL);
+        cli_good(cli);
+    }
+    cli_call(cli, "needle", "plant", "a", "--key=k", "--value=v", NULL);
+    cli_good(cli);
+    cli_call(cli, "snapshot", "a", "--tag", "red", NULL);
+    cli_good(cli);
+    assert_int_equal(unlink(cli->model), 0);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const char *const *w = wrong[i].words;
+        cli_call(cli, w[0], w[1], w[2], w[3], w[4], w[5], NULL);
+        cli_refused(cli, wrong[i].code, wrong[i].said);
+    }
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
-TESTING_MAIN(TEST(what_is_refused_makes_nothing), TEST(what_is_no_store_ends_with_1))
+TESTING_MAIN(TEST(what_is_refused_makes_nothing), TEST(what_is_no_store_ends_with_1),
+             TEST(what_the_store_knows_needs_no_model))

@@ -4,9 +4,8 @@
  * leaves behind, chat turns that were ended in every way, documents cut to a length.
  * Not responsible for: the CLI around it (test_cli.c) or the parts below (their own tests).
  *
- * Fails with BREAK_FOREIGN_NAME (a name is anybody's), BREAK_STORE_EARLY (a store is made in front
- * of the model), BREAK_LEAST_RECENT (the newest sleeps) and BREAK_OPEN_TURN (a cut answer stays
- * open), and where a test says so.
+ * Fails with BREAK_FOREIGN_NAME (a name is anybody's), BREAK_LEAST_RECENT (the newest sleeps) and
+ * BREAK_OPEN_TURN (a cut answer stays open), and where a test says so.
  */
 #include "tools/service.h"
 
@@ -397,52 +396,6 @@ static void reading_only_wakes_but_never_writes(void **state) {
     service_close(reader);
 }
 
-/* What has nothing in it yet is made once all else is there, and only for who may make it.
- * Fails with BREAK_STORE_EARLY. */
-static void a_model_that_cannot_be_had_leaves_no_store(void **state) {
-    struct serving *fixture = *state;
-    struct service *service = NULL;
-    char store[TESTING_PATH_BYTES + 16];
-    struct service_settings settings = fixture->settings;
-    snprintf(store, sizeof store, "%s/other", fixture->home);
-    settings.store_dir = store;
-    settings.create = 0;
-    assert_int_equal(service_open(&settings, &service, &fixture->diag), KV_ERR_NOT_FOUND);
-    assert_non_null(strstr(fixture->diag.text, "other: there is none"));
-    settings.create = 1;
-    settings.model_path = "/nowhere/model.gguf";
-    assert_int_equal(service_open(&settings, &service, &fixture->diag), KV_ERR_NOT_FOUND);
-    assert_non_null(strstr(fixture->diag.text, "/nowhere/model.gguf"));
-    assert_int_equal(access(store, F_OK), -1);
-    settings.model_path = fixture->settings.model_path;
-    assert_int_equal(service_open(&settings, &service, &fixture->diag), KV_OK);
-    service_close(service);
-    assert_int_equal(access(store, F_OK), 0);
-}
-
-/* Every allocation of opening fails once: nothing stays behind, and the store opens afterwards. */
-static void opening_survives_every_failed_allocation(void **state) {
-    struct serving *fixture = *state;
-    struct testing_alloc testing;
-    service_close(fixture->service);
-    fixture->service = NULL;
-    uint64_t step = testing_quick() ? 17 : 3;
-    for (uint64_t k = 1;; k += step) {
-        struct service *service = NULL;
-        struct service_settings settings = fixture->settings;
-        testing_alloc_init(&testing, k);
-        settings.alloc = &testing.alloc;
-        enum kv_err err = service_open(&settings, &service, &fixture->diag);
-        assert_int_equal(err == KV_OK, service != NULL);
-        assert_true(err == KV_OK || err == KV_ERR_NOMEM);
-        service_close(service);
-        assert_int_equal(testing.live_count, 0);
-        if (testing.failed_count == 0)
-            break;
-    }
-    open_service(fixture);
-}
-
 /* --- wakes at less than the tier map */
 
 struct told {
@@ -779,9 +732,7 @@ TESTING_MAIN(TEST(a_name_is_found_wherever_it_is), TEST(names_belong_to_an_owner
              TEST(a_document_is_cut_to_its_length), TEST(sleep_does_not_change_an_answer),
              TEST(one_without_tokens_sleeps_without_a_trace),
              TEST(a_save_that_fails_leaves_the_session_whole),
-             TEST(reading_only_wakes_but_never_writes),
-             TEST(a_model_that_cannot_be_had_leaves_no_store),
-             TEST(opening_survives_every_failed_allocation), TEST(an_eager_turn_is_told_of_twice),
+             TEST(reading_only_wakes_but_never_writes), TEST(an_eager_turn_is_told_of_twice),
              TEST(too_few_slots_are_enough_for_the_floor),
              TEST(a_seat_taken_during_a_wake_is_waited_for),
              TEST(a_session_kept_in_memory_wakes_without_the_disk),

@@ -252,19 +252,6 @@ enum kv_err cmd_open_store(struct cmd *cmd, enum cmd_access access, struct store
     return err;
 }
 
-/* A store that cannot be looked at says so when it is opened. */
-static int is_store_there(const struct config *config) {
-    char path[CONFIG_PATH_BYTES + 8];
-    snprintf(path, sizeof path, "%s/FORMAT", config->store);
-    return access(path, F_OK) == 0 || errno != ENOENT;
-}
-
-enum kv_err cmd_check_talker(const struct cmd *cmd, struct kv_diag *diag) {
-    return cmd->host != NULL || is_store_there(cmd->config)
-               ? session_check_name(cmd->session_name, diag)
-               : session_check_new_name(cmd->session_name, diag);
-}
-
 enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
                      struct kv_diag *diag) {
     enum kv_err err = session_check_name(cmd->session_name, diag);
@@ -274,6 +261,15 @@ enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry
         kv_diag_set(diag, err, "session %s: not in this store; `coldplane ls` lists what is there",
                     cmd->session_name);
     return err;
+}
+
+enum kv_err cmd_look_stored(void *context, struct store *store, struct kv_diag *diag) {
+    struct cmd *cmd = context;
+    struct snapshot_entry entry;
+    struct kv_diag own = {""};
+    if (cmd->host != NULL || cmd_find(cmd, store, &entry, &own) != KV_ERR_NOT_FOUND)
+        return KV_OK;
+    return kv_diag_set(diag, KV_ERR_NOT_FOUND, "%s", own.text);
 }
 
 /* Memory for slots; UINT64_MAX: what a GPU has left. Whoever gives a GPU's memory away means it for
@@ -309,14 +305,23 @@ static uint64_t keep_receipt(void *context, const struct receipt *receipt) {
     return receipt_keep_add(&keep, receipt);
 }
 
-enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, struct service **service_out,
-                             struct kv_diag *diag) {
+/* In a daemon everything is open already. */
+static enum kv_err join_service(struct cmd *cmd, service_look look, void *context,
+                                struct service **service_out, struct kv_diag *diag) {
+    enum kv_err err = cmd_host_open_service(cmd, service_out, diag);
+    return err == KV_OK && look != NULL ? look(context, service_store(*service_out), diag) : err;
+}
+
+enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, service_look look,
+                             void *context, struct service **service_out, struct kv_diag *diag) {
     const struct config *config = cmd->config;
     struct service_settings settings;
     int made = 0;
     if (cmd->host != NULL)
-        return cmd_host_open_service(cmd, service_out, diag);
+        return join_service(cmd, look, context, service_out, diag);
     service_settings_usual(&settings);
+    settings.look = look;
+    settings.look_context = context;
     settings.program = cmd->program;
     settings.model_path = config->model;
     settings.store_dir = config->store;

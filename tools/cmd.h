@@ -129,11 +129,13 @@ struct cJSON *cmd_entry_json(const struct snapshot_entry *entry);
 struct receipt_keep;
 /* COLDPLANE_HOME/receipts; `dir` is the memory behind it. */
 struct receipt_keep cmd_receipts(const struct cmd *cmd, char dir[CONFIG_PATH_BYTES + 16]);
-enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, struct service **service_out,
-                             struct kv_diag *diag);
-/* The name of a session that goes on or begins, before anything is opened: where no store is yet it
- * is a new one. INVALID. */
-enum kv_err cmd_check_talker(const struct cmd *cmd, struct kv_diag *diag);
+/* `look` (service.h; may be NULL) tells from the store what is wrong with the arguments before a
+ * model is loaded; in a daemon as the scheduler thread. */
+enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, service_look look,
+                             void *context, struct service **service_out, struct kv_diag *diag);
+/* A service_look whose context is a struct cmd: NOT_FOUND when its session is not stored; what else
+ * is wrong with it the wake says. In a daemon it may be awake and not stored yet. */
+enum kv_err cmd_look_stored(void *context, struct store *store, struct kv_diag *diag);
 /* Around what this thread itself writes to the store of a service that it opened. */
 void cmd_write_begin(struct cmd *cmd, struct service *service);
 void cmd_write_end(struct cmd *cmd, struct service *service);

@@ -356,7 +356,7 @@ enum kv_err cmd_audit(struct cmd *cmd, struct kv_diag *diag) {
     struct audit audit = {.cmd = cmd};
     enum kv_err err = KV_OK;
     cmd_take_signals(cmd);
-    KV_TRY(cmd_open_service(cmd, CMD_READ, &audit.service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_READ, NULL, NULL, &audit.service, diag));
     KV_TRY(collect(&audit, diag));
     if (cmd->result != NULL)
         audit.list = cJSON_AddArrayToObject(cmd->result, "sessions");

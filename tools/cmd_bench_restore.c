@@ -88,7 +88,7 @@ static enum kv_err build(struct cmd *cmd, struct kv_diag *diag) {
     struct snapshot_entry entry;
     struct service_opened opened;
     struct receipt receipt;
-    KV_TRY(cmd_open_service(cmd, CMD_CREATE, &service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_CREATE, NULL, NULL, &service, diag));
     if (snapshot_find(service_store(service), cmd->alloc, cmd->session_name, &entry, NULL) == KV_OK)
         goto done;
     const struct service_lookup lookup = {
@@ -456,7 +456,7 @@ static enum kv_err open_measured(struct cmd *cmd, struct config *config, struct 
     config->ram_bytes = (uint64_t)1 << 40; /* taken as it is needed: for one session */
     *own = *cmd;
     own->config = config;
-    return cmd_open_service(own, CMD_READ, service_out, diag);
+    return cmd_open_service(own, CMD_READ, NULL, NULL, service_out, diag);
 }
 
 enum kv_err cmd_bench_restore(struct cmd *cmd, struct kv_diag *diag) {

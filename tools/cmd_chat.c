@@ -172,6 +172,21 @@ static enum kv_err take_prompt(struct cmd *cmd, char **owned_out, const char **t
     return err;
 }
 
+/* A session that is not stored begins, and its name is a new one. */
+static enum kv_err look_talker(void *context, struct store *store, struct kv_diag *diag) {
+    struct cmd *cmd = context;
+    struct snapshot_entry entry;
+    if (cmd->host != NULL)
+        return KV_OK;
+    enum kv_err err = store != NULL
+                          ? snapshot_find(store, cmd->alloc, cmd->session_name, &entry, diag)
+                          : KV_ERR_NOT_FOUND;
+    if (err != KV_ERR_NOT_FOUND)
+        return KV_OK; /* what is wrong with a stored one its wake says */
+    kv_diag_clear(diag);
+    return session_check_new_name(cmd->session_name, diag);
+}
+
 enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     struct talk talk = {.cmd = cmd, .show = cmd->result == NULL};
@@ -182,10 +197,10 @@ enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag) {
     size_t bytes = 0;
     memset(&opened, 0, sizeof opened);
     memset(&result, 0, sizeof result);
-    KV_TRY(cmd_check_talker(cmd, diag));
+    KV_TRY(session_check_name(cmd->session_name, diag));
     KV_TRY(take_prompt(cmd, &owned, &text, &bytes, diag));
     cmd_take_signals(cmd);
-    KV_TRY(cmd_open_service(cmd, CMD_CREATE, &talk.service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_CREATE, look_talker, cmd, &talk.service, diag));
     KV_TRY(cmd_open_session(cmd, talk.service, 1, &talk.session, &opened, diag));
     warn_birth_flags(cmd, opened.found);
     err = say(&talk, text, bytes, &result, diag);
@@ -510,7 +525,7 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     struct line_edit *edit = NULL;
     memset(&opened, 0, sizeof opened);
     cmd->session_name = cmd->config->session != NULL ? cmd->config->session : "chat";
-    KV_TRY(cmd_check_talker(cmd, diag));
+    KV_TRY(session_check_name(cmd->session_name, diag));
     if (cmd->result != NULL) {
         talk.said = cJSON_AddArrayToObject(cmd->result, "turns");
         talk.show = 0;
@@ -518,7 +533,7 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     cmd_take_signals(cmd);
     /* Setting up a terminal, and giving it back, may wait for who holds its output. */
     KV_TRY(line_edit_open(cmd, &edit, diag));
-    KV_TRY(cmd_open_service(cmd, CMD_CREATE, &talk.service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_CREATE, look_talker, cmd, &talk.service, diag));
     KV_TRY(open_talk(&talk, &opened, diag));
     talk.opened = opened;
     greet(&talk, &opened);

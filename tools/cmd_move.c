@@ -334,7 +334,7 @@ enum kv_err cmd_import(struct cmd *cmd, struct kv_diag *diag) {
         KV_TRY(cmd_open_store(cmd, CMD_CREATE, &store, diag));
         err = import_into(&moving, store, NULL, diag);
     } else {
-        KV_TRY(cmd_open_service(cmd, CMD_CREATE, &service, diag));
+        KV_TRY(cmd_open_service(cmd, CMD_CREATE, NULL, NULL, &service, diag));
         cmd_write_begin(cmd, service);
         err = import_into(&moving, service_store(service), service_engine(service), diag);
         cmd_write_end(cmd, service);

@@ -97,6 +97,32 @@ static enum kv_err find_key(const struct image_needle *needles, uint32_t count, 
                        count > 0 ? "it has: " : "it has none, `needle plant` makes one", keys);
 }
 
+static enum kv_err key_taken(const char *key, struct kv_diag *diag) {
+    return kv_diag_set(diag, KV_ERR_EXISTS,
+                       "needle %s: the session has it already; choose another key", key);
+}
+
+/* The key of the command, as it is stored: plant and add want a new one, the others one that is
+ * there. */
+static enum kv_err look_key(void *context, struct store *store, struct kv_diag *diag) {
+    struct cmd *cmd = context;
+    const char *key = cmd->config->key, *action = cmd_word(cmd, 0);
+    int wants_new = strcmp(action, "plant") == 0 || strcmp(action, "add") == 0;
+    struct image image;
+    uint32_t index = 0;
+    image_init(&image);
+    enum kv_err err = cmd_look_stored(cmd, store, diag);
+    /* An image that cannot be read is what the wake tells. */
+    if (err == KV_OK && cmd->host == NULL && key != NULL &&
+        restore_image(store, cmd->alloc, cmd->session_name, &image, NULL) == KV_OK) {
+        err = find_key(image.needles, image.needle_count, key, &index, wants_new ? NULL : diag);
+        if (wants_new)
+            err = err == KV_OK ? key_taken(key, diag) : KV_OK;
+    }
+    image_release(&image, cmd->alloc);
+    return err;
+}
+
 /* --- plant */
 
 static enum kv_err state_fact(struct service *service, struct session *session,
@@ -107,8 +133,7 @@ static enum kv_err state_fact(struct service *service, struct session *session,
     struct image_needle *needles = transfer_needles(session, &count);
     session_info(session, &info);
     if (find_key(needles, count, form->key, &index, NULL) == KV_OK)
-        return kv_diag_set(diag, KV_ERR_EXISTS,
-                           "needle %s: the session has it already; choose another key", form->key);
+        return key_taken(form->key, diag);
     if (info.n < LAYOUT_SINK_TOKENS)
         return kv_diag_set(diag, KV_ERR_LIMIT,
                            "session %s has %" PRIu64
@@ -168,7 +193,7 @@ static enum kv_err in_session(struct cmd *cmd,
     struct service *service = NULL;
     struct session *session = NULL;
     struct service_opened opened;
-    enum kv_err err = cmd_open_service(cmd, CMD_WRITE, &service, diag);
+    enum kv_err err = cmd_open_service(cmd, CMD_WRITE, look_key, cmd, &service, diag);
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK)
@@ -326,7 +351,7 @@ done:
 static enum kv_err check(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
     struct cmd_asked asked = {NULL, 0};
-    enum kv_err err = cmd_open_service(cmd, CMD_READ, &service, diag);
+    enum kv_err err = cmd_open_service(cmd, CMD_READ, look_key, cmd, &service, diag);
     /* The needles are asked here, one by one, instead of inside the wake. */
     if (err == KV_OK)
         err = cmd_ask_begin(cmd, service, cmd->session_name, &asked, diag);

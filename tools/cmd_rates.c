@@ -231,7 +231,7 @@ enum kv_err cmd_bench_rates(struct cmd *cmd, struct kv_diag *diag) {
     struct measuring measuring = {.cmd = cmd};
     enum kv_err err = KV_OK;
     cmd_take_signals(cmd);
-    KV_TRY(cmd_open_service(cmd, CMD_CREATE, &measuring.service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_CREATE, NULL, NULL, &measuring.service, diag));
     KV_TRY(cmd_make(cmd, scratch, diag));
     service_settle(measuring.service, scratch);
     struct session *left = session_find(service_engine(measuring.service), scratch);

@@ -323,6 +323,13 @@ static void give_receipt(struct cmd *cmd, const char *name, const struct receipt
         receipt_print_table(receipt, cmd->out);
 }
 
+static enum kv_err look_snapshot(void *context, struct store *store, struct kv_diag *diag) {
+    struct cmd *cmd = context;
+    const struct snap_tree_place place = {cmd->session_name, cmd->config->tag};
+    enum kv_err err = cmd_look_stored(cmd, store, diag);
+    return err == KV_OK && place.tag != NULL ? snap_tree_tag_free(store, &place, diag) : err;
+}
+
 enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
     struct session *session = NULL;
@@ -334,7 +341,7 @@ enum kv_err cmd_snapshot(struct cmd *cmd, struct kv_diag *diag) {
     if (err == KV_OK && cmd->config->tag != NULL)
         err = record_check_tag(cmd->config->tag, diag);
     if (err == KV_OK)
-        err = cmd_open_service(cmd, CMD_WRITE, &service, diag);
+        err = cmd_open_service(cmd, CMD_WRITE, look_snapshot, cmd, &service, diag);
     if (err == KV_OK)
         err = cmd_open_session(cmd, service, 0, &session, &opened, diag);
     if (err == KV_OK)
@@ -369,16 +376,24 @@ static enum kv_err go_back(struct cmd *cmd, struct service *service,
     return KV_OK;
 }
 
-static enum kv_err find_place(struct cmd *cmd, struct service *service, struct snap_tree_room *room,
-                              struct snap_tree_place *place, struct kv_diag *diag) {
+struct wanted {
+    struct cmd *cmd;
+    struct snap_tree_room room;
+    struct snap_tree_place place;
+};
+
+static enum kv_err look_place(void *context, struct store *store, struct kv_diag *diag) {
+    struct wanted *wanted = context;
+    struct cmd *cmd = wanted->cmd;
+    struct snap_tree_place *place = &wanted->place;
     struct snapshot_entry entry;
-    enum kv_err err = snap_tree_parse(service_store(service), cmd->session_name, room, place, diag);
+    enum kv_err err = snap_tree_parse(store, cmd->session_name, &wanted->room, place, diag);
     if (err != KV_OK)
         return err;
     cmd->session_name = place->name;
-    err = cmd_find(cmd, service_store(service), &entry, diag);
+    err = cmd_find(cmd, store, &entry, diag);
     if (err == KV_OK && place->tag != NULL)
-        err = snap_tree_find(service_store(service), place, &cmd->snapshot, NULL, diag);
+        err = snap_tree_find(store, place, &cmd->snapshot, NULL, diag);
     return err;
 }
 
@@ -398,16 +413,14 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     struct service *service = NULL;
     struct session *session = NULL;
     struct service_opened opened;
-    struct snap_tree_room room;
-    struct snap_tree_place place = {NULL, NULL};
+    struct wanted wanted = {.cmd = cmd};
     struct receipt behind;
     memset(&opened, 0, sizeof opened);
     int may_write = strchr(cmd->session_name, '@') != NULL;
     enum kv_err err = snap_tree_check(cmd->session_name, diag);
     if (err == KV_OK)
-        err = cmd_open_service(cmd, may_write ? CMD_WRITE : CMD_READ, &service, diag);
-    if (err == KV_OK)
-        err = find_place(cmd, service, &room, &place, diag);
+        err = cmd_open_service(cmd, may_write ? CMD_WRITE : CMD_READ, look_place, &wanted, &service,
+                               diag);
     if (err == KV_OK)
         err = wake_or_prove(cmd, service, &session, &opened, diag);
     if (err == KV_OK && opened.receipt.tokens > 0 && opened.receipt.tokens_reused == 0)
@@ -419,9 +432,9 @@ enum kv_err cmd_restore(struct cmd *cmd, struct kv_diag *diag) {
     give_receipt(cmd, "receipt", &opened.receipt);
     if (err == KV_OK && session != NULL && service_refine(service, session, &behind))
         give_receipt(cmd, "refined", &behind);
-    if (err == KV_OK && place.tag != NULL) {
+    if (err == KV_OK && wanted.place.tag != NULL) {
         session_drop(session);
-        err = go_back(cmd, service, &place, diag);
+        err = go_back(cmd, service, &wanted.place, diag);
     }
     cmd_close_service(cmd, service);
     return err;

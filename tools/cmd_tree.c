@@ -133,13 +133,17 @@ static int second_tag(void *context, uint64_t snapshot, const struct record_snap
     return 0;
 }
 
+struct turns {
+    const char *name;
+    const struct image_span *items;
+    uint32_t count;
+    uint64_t n;
+};
+
 /* "3000" or "turn:6". */
-static enum kv_err parse_place(struct cmd *cmd, struct session *session, uint64_t *n_out,
+static enum kv_err parse_place(const char *text, const struct turns *turns, uint64_t *n_out,
                                struct kv_diag *diag) {
-    const char *text = cmd->config->to;
-    struct session_info info;
     char *end = NULL;
-    session_info(session, &info);
     int is_turn = strncmp(text, "turn:", 5) == 0;
     const char *digits = text + (is_turn ? 5 : 0);
     errno = 0;
@@ -151,17 +155,33 @@ static enum kv_err parse_place(struct cmd *cmd, struct session *session, uint64_
                            text);
     if (!is_turn) {
         *n_out = number;
-    } else if (number <= info.role_count) {
-        *n_out = info.roles[number - 1].end;
+    } else if (number <= turns->count) {
+        *n_out = turns->items[number - 1].end;
     } else {
         return kv_diag_set(diag, KV_ERR_INVALID, "--to %s: session %s has %" PRIu32 " turns", text,
-                           info.name, info.role_count);
+                           turns->name, turns->count);
     }
-    if (*n_out < info.n)
+    if (*n_out < turns->n)
         return KV_OK;
     return kv_diag_set(diag, KV_ERR_INVALID,
                        "--to %s: session %s has %" PRIu64 " tokens; go back to fewer", text,
-                       info.name, info.n);
+                       turns->name, turns->n);
+}
+
+static enum kv_err look_rollback(void *context, struct store *store, struct kv_diag *diag) {
+    struct cmd *cmd = context;
+    struct image image;
+    uint64_t n = 0;
+    image_init(&image);
+    enum kv_err err = cmd_look_stored(cmd, store, diag);
+    /* An image that cannot be read is what the wake tells. */
+    if (err == KV_OK && cmd->host == NULL &&
+        restore_image(store, cmd->alloc, cmd->session_name, &image, NULL) == KV_OK) {
+        const struct turns turns = {image.name, image.roles, image.role_count, image.n};
+        err = parse_place(cmd->config->to, &turns, &n, diag);
+    }
+    image_release(&image, cmd->alloc);
+    return err;
 }
 
 static void tell_rollback(struct cmd *cmd, const struct receipt *receipt, uint64_t before,
@@ -196,10 +216,11 @@ enum kv_err cmd_rollback(struct cmd *cmd, struct kv_diag *diag) {
     if (cmd->config->to == NULL)
         KV_TRY(kv_diag_set(diag, KV_ERR_INVALID,
                            "rollback: to which token or turn? add --to N or --to turn:K"));
-    KV_TRY(cmd_open_service(cmd, CMD_WRITE, &service, diag));
+    KV_TRY(cmd_open_service(cmd, CMD_WRITE, look_rollback, cmd, &service, diag));
     KV_TRY(cmd_open_session(cmd, service, 0, &session, &opened, diag));
-    KV_TRY(parse_place(cmd, session, &n, diag));
     session_info(session, &info);
+    const struct turns turns = {info.name, info.roles, info.role_count, info.n};
+    KV_TRY(parse_place(cmd->config->to, &turns, &n, diag));
     uint64_t before = info.n;
     KV_TRY(turn_rewind(service, session, n, &prefilled, diag));
     session_info(session, &info);

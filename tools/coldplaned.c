@@ -121,7 +121,8 @@ static void on_lost(void *context) {
 
 static enum kv_err begin(struct daemon *daemon, struct kv_diag *diag) {
     struct config *config = &daemon->config;
-    enum kv_err err = cmd_open_service(&daemon->cmd, CMD_CREATE, &daemon->service, diag);
+    enum kv_err err =
+        cmd_open_service(&daemon->cmd, CMD_CREATE, NULL, NULL, &daemon->service, diag);
     if (err != KV_OK)
         return err;
     service_on_lost(daemon->service, on_lost, daemon);

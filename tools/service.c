@@ -258,7 +258,13 @@ static enum kv_err open_both(struct service *service, const struct service_setti
         return err;
     if (makes)
         kv_diag_clear(diag);
-    err = open_engine(service, settings, diag);
+    err = KV_OK;
+#ifndef BREAK_LOOK
+    if (settings->look != NULL)
+        err = settings->look(settings->look_context, service->store, diag);
+#endif
+    if (err == KV_OK)
+        err = open_engine(service, settings, diag);
     return err == KV_OK && makes ? open_store(service, settings, 1, diag) : err;
 }
 

@@ -35,6 +35,8 @@
 struct service;
 
 typedef uint64_t (*service_receipt)(void *context, const struct receipt *receipt);
+/* What the store alone says of what is wanted; NULL: it is still to be made. */
+typedef enum kv_err (*service_look)(void *context, struct store *store, struct kv_diag *diag);
 
 /* Every field is set by the caller; service_settings_usual fills all but the paths. Strings are
  * borrowed for the call, alloc, clock and door until service_close. */
@@ -45,7 +47,9 @@ struct service_settings {
     /* 1: the store is opened beside a running writer and nothing is ever written; sessions can be
      * woken and asked, saving and sleeping are refused with INVALID. */
     int read_only;
-    int create;                 /* 1: a store that is not there is made, once the model is had */
+    int create;        /* 1: a store that is not there is made, once the model is had */
+    service_look look; /* before the model is read; its error ends the opening; or NULL */
+    void *look_context;
     const struct io_door *door; /* NULL: the best of this machine */
     int direct_wanted;
     uint64_t store_bytes_max;                     /* or STORE_BYTES_UNLIMITED */
