@@ -142,7 +142,8 @@ static void names_belong_to_an_owner(void **state) {
     assert_int_equal(service_sleep(fixture->service, session, &receipt, &fixture->diag), KV_OK);
     assert_int_equal(lookup_as(fixture, "hers", bob), KV_ERR_NOT_FOUND);
     assert_int_equal(lookup_as(fixture, "hers", nobody), KV_ERR_NOT_FOUND);
-    assert_non_null(strstr(fixture->diag.text, "not in this store"));
+    assert_non_null(strstr(fixture->diag.text, "taken, but not by this key"));
+    assert_non_null(strstr(fixture->diag.text, "`coldplane chat --session hers`"));
     assert_null(session_find(service_engine(fixture->service), "hers"));
     assert_int_equal(lookup_as(fixture, "hers", alice), KV_OK);
     (void)session_of(fixture, "mine", 1, SERVICE_NEW);

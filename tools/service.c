@@ -592,6 +592,15 @@ static enum kv_err not_here(const char *name, struct kv_diag *diag) {
                        "session %s: not in this store; `coldplane ls` lists what is there", name);
 }
 
+static enum kv_err not_yours(const char *name, struct kv_diag *diag) {
+    return kv_diag_set(
+        diag, KV_ERR_NOT_FOUND,
+        "session %s: the name is taken, but not by this key: another one or "
+        "`coldplane` itself began it, and keys never see each other's sessions; take "
+        "another name, or talk to it with `coldplane chat --session %s`",
+        name, name);
+}
+
 static enum kv_err create_session(struct service *service, const char *name,
                                   const struct service_lookup *lookup, struct session **session_out,
                                   struct kv_diag *diag) {
@@ -633,7 +642,7 @@ enum kv_err service_session(struct service *service, const char *name,
     foreign = 0;
 #endif
     if (err != KV_OK || foreign)
-        return not_here(name, diag);
+        return foreign ? not_yours(name, diag) : not_here(name, diag);
     *session_out = session_find(service->engine, name);
     if (*session_out != NULL)
         return KV_OK;
