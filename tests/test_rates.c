@@ -14,6 +14,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const struct snap_rates example = {.measured_ns = 1700000000000000000u,
                                           .threads = 2,
@@ -141,9 +142,56 @@ static void recomputing_keeps_what_was_stored(void **state) {
     cli_refused(cli, 1, "none of restore|faster|recompute");
 }
 
+static void flip_byte(const struct cli *cli, long off) {
+    char path[TESTING_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/seg/00000001.seg", cli->store);
+    FILE *file = fopen(path, "r+e");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, off, SEEK_SET), 0);
+    int byte = fgetc(file);
+    assert_int_equal(fseek(file, off, SEEK_SET), 0);
+    fputc(byte ^ 0x10, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static long segment_bytes(const struct cli *cli) {
+    char path[TESTING_PATH_BYTES + 32];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/seg/00000001.seg", cli->store);
+    assert_int_equal(stat(path, &info), 0);
+    return (long)info.st_size;
+}
+
+/* What a damaged session says is what to do: of one whose memory is damaged, that its tokens are
+ * not, and what is said there works; of one whose tokens are, who knows older snapshots. */
+static void damage_names_its_remedy(void **state) {
+    struct cli *cli = *state;
+    say(cli, "restore");
+    flip_byte(cli, 100);
+    cli_call(cli, "run", "a", "--prompt", "x", NULL);
+    assert_int_equal(cli->code, 4);
+    assert_non_null(strstr(cli->err, "`coldplane run a --prompt TEXT --wake recompute`"));
+    cli_call(cli, "restore", "a", NULL);
+    assert_int_equal(cli->code, 4);
+    assert_non_null(strstr(cli->err, "`coldplane run a --prompt TEXT --wake recompute`"));
+    say(cli, "recompute");
+    flip_byte(cli, 100);
+    cli_call(cli, "restore", "a", NULL);
+    cli_good(cli);
+    int told = 0;
+    for (long off = segment_bytes(cli) - 100; off > 0 && !told; off -= 2048) {
+        flip_byte(cli, off);
+        cli_call(cli, "restore", "a", NULL);
+        told = strstr(cli->err, "its tokens cannot be read either: `coldplane scrub`") != NULL;
+        flip_byte(cli, off);
+    }
+    assert_true(told);
+}
+
 TESTING_MAIN(cmocka_unit_test(rates_stay_with_the_store),
              cmocka_unit_test(estimates_follow_the_rates),
              cmocka_unit_test_setup_teardown(the_choice_is_the_operators_and_said, cli_set_up,
                                              cli_tear_down),
              cmocka_unit_test_setup_teardown(recomputing_keeps_what_was_stored, cli_set_up,
-                                             cli_tear_down))
+                                             cli_tear_down),
+             cmocka_unit_test_setup_teardown(damage_names_its_remedy, cli_set_up, cli_tear_down))

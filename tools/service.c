@@ -453,6 +453,29 @@ static enum kv_err make_seat(struct service *service, struct kv_diag *diag) {
     return KV_OK;
 }
 
+/* Where what was computed of its tokens is damaged, they may be whole themselves. */
+static enum kv_err with_remedy(struct service *service, const char *name, enum kv_err err,
+                               struct kv_diag *diag) {
+    struct image image;
+    if (diag == NULL || (err != KV_ERR_CORRUPT && err != KV_ERR_PROOF))
+        return err;
+    const struct kv_diag own = *diag;
+    image_init(&image);
+    int whole = restore_image(service->store, &service->alloc, name, &image, NULL) == KV_OK;
+    image_release(&image, &service->alloc);
+    if (whole)
+        return kv_diag_set(diag, err,
+                           "%s; its tokens are whole: `coldplane run %s --prompt TEXT --wake "
+                           "recompute`, with no daemon running, computes it again from them",
+                           own.text, name);
+    return strstr(own.text, "`coldplane scrub`") != NULL
+               ? err
+               : kv_diag_set(diag, err,
+                             "%s; its tokens cannot be read either: `coldplane scrub` names the "
+                             "snapshots of it that are whole",
+                             own.text);
+}
+
 static enum kv_err wake_as(struct service *service, const char *name, const struct waking *waking,
                            struct session **session_out, struct receipt *receipt_out,
                            struct kv_diag *diag) {
@@ -485,14 +508,17 @@ static enum kv_err wake_as(struct service *service, const char *name, const stru
         no_room(name, err, receipt_out, diag);
         /* Too few slots is for the caller to wait for, and a name that is nowhere no session. */
         int is_damage = err == KV_ERR_CORRUPT || err == KV_ERR_VERSION || err == KV_ERR_IO;
-        return is_damage && wake.snapshot == 0 ? show_receipt(service, receipt_out, err) : err;
+        if (is_damage && wake.snapshot == 0)
+            err = with_remedy(service, name, show_receipt(service, receipt_out, err), diag);
+        return err;
     }
     err = restore_wake(&service->source, name, &wake, session_out, receipt_out, diag);
     /* Nor is it damage when that happens now, or when somebody else has taken the last seat while
      * the disk was read: the caller looks again and no receipt is kept. */
     if (err == KV_ERR_NO_SLOTS || (err == KV_ERR_NOT_FOUND && wake.snapshot != 0))
         return err;
-    return show_receipt(service, receipt_out, err);
+    err = show_receipt(service, receipt_out, err);
+    return wake.snapshot == 0 ? with_remedy(service, name, err, diag) : err;
 }
 
 enum kv_err service_wake(struct service *service, const char *name,
