@@ -656,17 +656,30 @@ static void stopping_saves_beside_sessions_that_go_to_sleep(void **state) {
 static void stopping_names_what_is_still_at_work(void **state) {
     struct serving *serving = *state;
     const struct service_patience patience = {.deadline_ns = UINT64_MAX};
-    struct service_lease lease;
+    struct service_lease leases[4];
+    static const char *const said[] = {
+        "a command is still at work on session held-0:",
+        "2 sessions stay as they were last saved: held-0, held-1; the first: a command",
+        "3 sessions stay as they were last saved: held-0, held-1, xxx",
+        "4 sessions stay as they were last saved: held-0, held-1, xxx"};
     serving_open(serving);
+    for (int i = 0; i < 4; i++) {
+        char name[IMAGE_NAME_BYTES_MAX + 1] = "";
+        memset(name, i == 2 ? 'x' : 'y', i < 2 ? 0 : IMAGE_NAME_BYTES_MAX);
+        if (i < 2)
+            snprintf(name, sizeof name, "held-%d", i);
+        service_enter(serving->service);
+        assert_int_equal(
+            service_lease(serving->service, name, &patience, &leases[i], &serving->diag), KV_OK);
+        feed_unsaved(serving, name);
+        service_leave(serving->service);
+        assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_ERR_BUSY);
+        assert_ptr_equal(strstr(serving->diag.text, said[i]), serving->diag.text);
+    }
+    assert_non_null(strstr(serving->diag.text, "xxx and 1 more; the first: a command is still"));
     service_enter(serving->service);
-    assert_int_equal(service_lease(serving->service, "held", &patience, &lease, &serving->diag),
-                     KV_OK);
-    feed_unsaved(serving, "held");
-    service_leave(serving->service);
-    assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_ERR_BUSY);
-    assert_non_null(strstr(serving->diag.text, "session held"));
-    service_enter(serving->service);
-    service_lease_end(serving->service, &lease);
+    for (int i = 0; i < 4; i++)
+        service_lease_end(serving->service, &leases[i]);
     service_leave(serving->service);
     assert_int_equal(serve_stop(serving->serve, 0, &serving->diag), KV_OK);
 }

@@ -7,11 +7,13 @@
 
 #include "tools/serve_inner.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 static const uint64_t second_ns = 1000000000;
+enum { NAMES_BYTES = 256 }; /* of sessions in one line */
 
 void serve_inner_log(struct serve *serve, const char *format, ...) {
     char line[1024];
@@ -202,12 +204,10 @@ static enum kv_err save_one(struct serve *serve, const char *name, struct kv_dia
     enum kv_err err;
     if (session == NULL || service_is_saved(session))
         return KV_OK;
-    if (service_is_leased(service, name)) {
-        serve_inner_log(serve, "session=%s is not saved: a command is at work on it", name);
+    if (service_is_leased(service, name))
         return kv_diag_set(
             diag, KV_ERR_BUSY,
             "a command is still at work on session %s: it stays as it was last saved", name);
-    }
     err = service_lease(service, name, &none, &lease, diag);
     if (err != KV_OK)
         return err;
@@ -216,13 +216,48 @@ static enum kv_err save_one(struct serve *serve, const char *name, struct kv_dia
     return err;
 }
 
+/* The sessions that could not be saved, as one line names them. */
+struct unsaved {
+    char names[NAMES_BYTES];
+    uint32_t count, named;
+    enum kv_err first;
+    struct kv_diag why; /* of the first */
+};
+
+static void note_unsaved(struct unsaved *unsaved, const char *name, enum kv_err err,
+                         const struct kv_diag *why) {
+    size_t used = strlen(unsaved->names);
+    if (unsaved->count++ == 0) {
+        unsaved->first = err;
+        unsaved->why = *why;
+    }
+    /* In their order: what does not fit ends the list. */
+    if (unsaved->named + 1 != unsaved->count || used + strlen(name) + 3 > sizeof unsaved->names)
+        return;
+    snprintf(unsaved->names + used, sizeof unsaved->names - used, "%s%s", used > 0 ? ", " : "",
+             name);
+    unsaved->named++;
+}
+
+static enum kv_err tell_unsaved(const struct unsaved *unsaved, struct kv_diag *diag) {
+    char more[32] = "";
+    if (unsaved->count <= 1)
+        return unsaved->count == 0 ? KV_OK
+                                   : kv_diag_set(diag, unsaved->first, "%s", unsaved->why.text);
+    if (unsaved->named < unsaved->count)
+        snprintf(more, sizeof more, " and %" PRIu32 " more", unsaved->count - unsaved->named);
+    return kv_diag_set(diag, unsaved->first,
+                       "%" PRIu32 " sessions stay as they were last saved: %s%s; the first: %s",
+                       unsaved->count, unsaved->names, more, unsaved->why.text);
+}
+
 /* Every turn that was answered is saved already; what is left was fed by somebody who went away in
  * between, or failed to save before. What a command is still at work on is its own. Nobody makes
  * sessions any more but such a command. */
 static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     struct engine *engine = service_engine(serve->service);
     char(*names)[IMAGE_NAME_BYTES_MAX + 1] = NULL;
-    enum kv_err first = KV_OK;
+    struct unsaved unsaved = {.count = 0};
     uint32_t count = 0;
     service_enter(serve->service);
     snapshot_drain(service_snapshot(serve->service));
@@ -230,8 +265,6 @@ static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     while (session_at(engine, count) != NULL)
         count++;
     names = kv_alloc_zeroed(&serve->alloc, (size_t)count + 1, sizeof *names);
-    if (names == NULL)
-        first = kv_diag_set(diag, KV_ERR_NOMEM, "no memory to save what is awake");
     for (uint32_t i = 0; names != NULL && i < count; i++) {
         struct session_info info;
         session_info(session_at(engine, i), &info);
@@ -240,12 +273,16 @@ static enum kv_err save_all(struct serve *serve, struct kv_diag *diag) {
     for (uint32_t i = 0; names != NULL && i < count; i++) {
         struct kv_diag own = {""};
         enum kv_err err = save_one(serve, names[i], &own);
-        if (err != KV_OK && first == KV_OK)
-            first = kv_diag_set(diag, err, "%s", own.text);
+        if (err == KV_OK)
+            continue;
+        serve_inner_log(serve, "session=%s is not saved: %s", names[i], own.text);
+        note_unsaved(&unsaved, names[i], err, &own);
     }
     service_leave(serve->service);
+    if (names == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory to save what is awake");
     kv_alloc_release(&serve->alloc, names);
-    return first;
+    return tell_unsaved(&unsaved, diag);
 }
 
 enum kv_err serve_stop(struct serve *serve, uint64_t grace_ns, struct kv_diag *diag) {
