@@ -113,6 +113,17 @@ static void what_is_no_store_ends_with_1(void **state) {
     cli_good(cli);
 }
 
+static void a_session_given_as_an_argument_is_named(void **state) {
+    struct cli *cli = *state;
+    cli_call(cli, "chat", "notes", NULL);
+    cli_refused(cli, 1, "for session notes write `coldplane chat --session notes`");
+    cli_call(cli, "chat", "my", "notes", NULL);
+    cli_refused(cli, 1, "too many arguments");
+    cli_call(cli, "run", "--session", "notes", "-p", "x", NULL);
+    cli_refused(cli, 1, "usage: coldplane run NAME --prompt TEXT");
+    assert_int_not_equal(access(cli->store, F_OK), 0);
+}
+
 /* What the store alone says is said before a model is read: here there is none. */
 static void what_the_store_knows_needs_no_model(void **state) {
     struct cli *cli = *state;
@@ -158,4 +169,5 @@ static void what_the_store_knows_needs_no_model(void **state) {
 #define TEST(function) cmocka_unit_test_setup_teardown(function, cli_set_up, cli_tear_down)
 
 TESTING_MAIN(TEST(what_is_refused_makes_nothing), TEST(what_is_no_store_ends_with_1),
+             TEST(a_session_given_as_an_argument_is_named),
              TEST(what_the_store_knows_needs_no_model))

@@ -47,6 +47,11 @@ static enum kv_err check_words(const struct config *config, const struct cmd_ent
     uint32_t words = config->word_count - 1;
     if (words >= entry->words_least && words <= entry->words_most)
         return KV_OK;
+    if (words == 1 && (entry->groups & CONFIG_SESSION) != 0)
+        return kv_diag_set(diag, KV_ERR_INVALID,
+                           "%s takes no argument; for session %.100s write `coldplane %s --session "
+                           "%.100s`",
+                           entry->name, config->words[1], entry->name, config->words[1]);
     return kv_diag_set(diag, KV_ERR_INVALID, "%s: %s; usage: coldplane %s %s", entry->name,
                        words < entry->words_least ? "an argument is missing" : "too many arguments",
                        entry->name, entry->arguments);
