@@ -456,7 +456,38 @@ static void damaged_models_never_crash(void **state) {
     tiny_model_drop(file);
 }
 
-TESTING_MAIN(cmocka_unit_test(chatml_renders_as_its_template_says),
+/* As the first bytes of each message, the first token of all left out. */
+static void openings_are_those_of_messages(void **state) {
+    (void)state;
+    const char *const templates[] = {tiny_model_default().template, llama3};
+    for (int i = 0; i < 2; i++) {
+        struct opened opened;
+        char room[64];
+        size_t bytes = 0;
+        struct template_message chat[] = {chat_of(0), chat_of(1), chat_of(2)};
+        assert_int_equal(open_tiny(&opened, templates[i], NULL), KV_OK);
+        const char *text = text_of(&opened, chat, 3, TEMPLATE_FIRST);
+        for (int r = 0; r < 3; r++) {
+            assert_int_equal(
+                template_opening(opened.tmpl, chat[r].role, room, sizeof room, &bytes, NULL),
+                KV_OK);
+            assert_true(bytes < sizeof room);
+            room[bytes] = 0;
+            text = strstr(text, room);
+            assert_non_null(text);
+            text += bytes;
+            const char *said = chat[r].text + (i == 1 ? strspn(chat[r].text, " ") : 0);
+            assert_memory_equal(text, said, 3);
+        }
+        assert_int_equal(
+            template_opening(opened.tmpl, TEMPLATE_USER, room, bytes / 2, &bytes, NULL),
+            KV_ERR_LIMIT);
+        close_all(&opened);
+    }
+}
+
+TESTING_MAIN(cmocka_unit_test(openings_are_those_of_messages),
+             cmocka_unit_test(chatml_renders_as_its_template_says),
              cmocka_unit_test(llama_3_renders_as_its_template_says),
              cmocka_unit_test(a_chat_grows_turn_by_turn),
              cmocka_unit_test(typed_control_tokens_stay_text),

@@ -190,6 +190,18 @@ enum kv_err cmd_rates_estimate(struct store *store, const struct image *image,
                                struct cmd_estimate *estimate_out, struct kv_diag *diag);
 void cmd_rates_show(const struct cmd_estimate *estimate, struct cJSON *to);
 
+struct template;
+struct tokenizer;
+/* Of the model that is set; `template_out`, unless it is NULL, is NULL for one without a template
+ * that is known. The caller drops both, the template first. */
+enum kv_err cmd_open_tokenizer(struct cmd *cmd, struct tokenizer **tokenizer_out,
+                               struct template **template_out, struct kv_diag *diag);
+/* What was said in a stored session; with `turns` (a JSON array, one object a turn) as their text.
+ * MISMATCH when the model that is set has another vocabulary. */
+enum kv_err cmd_tell_text(struct cmd *cmd, const struct image *image, struct cJSON *turns,
+                          struct kv_diag *diag);
+const char *cmd_role_name(enum image_role role);
+
 enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_run(struct cmd *cmd, struct kv_diag *diag);
 enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag);

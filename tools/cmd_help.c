@@ -45,9 +45,13 @@ static const struct cmd_entry entries[] = {
     {"ls", "", "list the sessions of the store", "Reads beside a running writer; needs no model.",
      "  coldplane ls\n  coldplane ls --json\n", 0, 0, 0, cmd_ls},
     {"show", "NAME", "what is stored of a session",
-     "Model, recipe, tokens, turns, blocks, needles and fingerprint of the newest snapshot.\n"
-     "Reads beside a running writer; needs no model.",
-     "  coldplane show travel\n", 1, 1, 0, cmd_show},
+     "Model, recipe, tokens, turns, blocks, needles and fingerprint of the newest snapshot; with\n"
+     "--text the chat itself, turn by turn, each under its number and role (with --json as `text`\n"
+     "of each turn). Reads beside a running writer; needs no model, but for --text the file of "
+     "the\n"
+     "session's model, of which it takes the vocabulary.",
+     "  coldplane show travel\n  coldplane show travel --text | less\n", 1, 1, CONFIG_TEXT,
+     cmd_show},
     {"snapshot", "NAME", "a durable snapshot that later turns do not replace",
      "Wakes the session, asks its needles with and without their hole, writes the snapshot and\n"
      "prints the receipt. With --tag the snapshot is found again as NAME@T.",

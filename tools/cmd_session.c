@@ -123,7 +123,7 @@ enum kv_err cmd_ls(struct cmd *cmd, struct kv_diag *diag) {
 
 /* --- show */
 
-static const char *role_name(enum image_role role) {
+const char *cmd_role_name(enum image_role role) {
     switch (role) {
     case IMAGE_SYSTEM:
         return "system";
@@ -177,7 +177,7 @@ static void show_json(const struct image *image, cJSON *to) {
     cJSON *turns = cJSON_AddArrayToObject(to, "turns");
     for (uint32_t i = 0; i < image->role_count; i++) {
         cJSON *turn = cJSON_CreateObject();
-        json_text(turn, "role", role_name(image->roles[i].role));
+        json_text(turn, "role", cmd_role_name(image->roles[i].role));
         cJSON_AddNumberToObject(turn, "first", (double)image->roles[i].first);
         cJSON_AddNumberToObject(turn, "end", (double)image->roles[i].end);
         cJSON_AddItemToArray(turns, turn);
@@ -264,7 +264,7 @@ static void show_text(const struct snapshot_entry *entry, const struct image *im
     printf("  needles       %" PRIu32 "\n  turns\n", image->needle_count);
     for (uint32_t i = 0; i < image->role_count; i++)
         printf("    %2" PRIu32 " %-10s  %" PRIu64 " … %" PRIu64 "\n", i + 1,
-               role_name(image->roles[i].role), image->roles[i].first, image->roles[i].end);
+               cmd_role_name(image->roles[i].role), image->roles[i].first, image->roles[i].end);
 }
 
 static void tell_estimate(struct cmd *cmd, struct store *store, const struct snapshot_entry *entry,
@@ -298,6 +298,11 @@ enum kv_err cmd_show(struct cmd *cmd, struct kv_diag *diag) {
         tell_estimate(cmd, store, &entry, &image, session);
         tags.items = cJSON_AddArrayToObject(session, "tag_list");
         cJSON_AddItemToObject(cmd->result, "session", session);
+        if (cmd->config->text)
+            KV_TRY(cmd_tell_text(cmd, &image, cJSON_GetObjectItem(session, "turns"), diag));
+    } else if (cmd->config->text) {
+        err = cmd_tell_text(cmd, &image, NULL, diag);
+        goto done;
     } else {
         show_text(&entry, &image);
         cmd_tell_retained(cmd, store, cmd->session_name, NULL);

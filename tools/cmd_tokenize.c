@@ -7,13 +7,23 @@
 #include "tools/text.h"
 
 #include "engine/model/gguf.h"
+#include "engine/model/template.h"
 #include "engine/model/tokenizer.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 
-static enum kv_err open_tokenizer(struct cmd *cmd, struct tokenizer **tokenizer_out,
-                                  struct kv_diag *diag) {
+static enum kv_err make_template(struct cmd *cmd, const struct gguf *gguf,
+                                 const struct tokenizer *tokenizer, struct template **template_out,
+                                 struct kv_diag *diag) {
+    const struct template_make_args args = {gguf, tokenizer, NULL};
+    struct kv_diag own = {""};
+    enum kv_err err = template_make(&args, cmd->alloc, template_out, &own);
+    return err == KV_OK || err == KV_ERR_MISMATCH ? KV_OK : kv_diag_set(diag, err, "%s", own.text);
+}
+
+enum kv_err cmd_open_tokenizer(struct cmd *cmd, struct tokenizer **tokenizer_out,
+                               struct template **template_out, struct kv_diag *diag) {
     uint8_t *model = NULL;
     uint64_t model_bytes = 0;
     struct gguf *gguf = NULL;
@@ -23,6 +33,8 @@ static enum kv_err open_tokenizer(struct cmd *cmd, struct tokenizer **tokenizer_
         err = gguf_parse(model, model_bytes, cmd->alloc, &gguf, diag);
     if (err == KV_OK)
         err = tokenizer_make(gguf, cmd->alloc, tokenizer_out, diag);
+    if (err == KV_OK && template_out != NULL)
+        err = make_template(cmd, gguf, *tokenizer_out, template_out, diag);
     if (err != KV_OK && model != NULL)
         kv_diag_prefix(diag, "model file %s", cmd->config->model);
     gguf_drop(gguf);
@@ -57,7 +69,7 @@ enum kv_err cmd_tokenize(struct cmd *cmd, struct kv_diag *diag) {
     struct tokenizer_ids ids = {NULL, 0, 0, 0};
     char *text = NULL;
     size_t bytes = 0;
-    KV_TRY(open_tokenizer(cmd, &tokenizer, diag));
+    KV_TRY(cmd_open_tokenizer(cmd, &tokenizer, NULL, diag));
     KV_TRY(text_read_all(stdin, cmd->alloc, &text, &bytes, diag));
     ids.capacity = bytes + 1;
     ids.items = kv_alloc_zeroed(cmd->alloc, ids.capacity, sizeof *ids.items);

@@ -47,7 +47,8 @@ enum config_group {
     CONFIG_TOP = 1 << 18,    /* once */
     CONFIG_SERVE = 1 << 19,  /* listen, no-key, …: of coldplaned */
     CONFIG_SYSTEM = 1 << 20, /* system */
-    CONFIG_WAKING = 1 << 21  /* wake */
+    CONFIG_WAKING = 1 << 21, /* wake */
+    CONFIG_TEXT = 1 << 22    /* text */
 };
 
 /* How a stored session comes back for a turn. */
@@ -78,7 +79,7 @@ struct config {
     uint64_t rate_bytes;                          /* 0: unbounded */
     uint64_t write_second_bytes, write_day_bytes; /* 0: unbounded */
     int json, help, show, version, special, build, posix_io;
-    int dry_run, read_data, repair, rebuild_index, restart, any_model, purge, once;
+    int dry_run, read_data, repair, rebuild_index, restart, any_model, purge, once, text;
     const char *words[CONFIG_WORDS_MAX]; /* what is not a flag: command and its arguments */
     uint32_t word_count;
     int may_degrade, keep_lower, undo;

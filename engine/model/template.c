@@ -209,19 +209,30 @@ done:
     return err;
 }
 
+static enum kv_err take_text(const struct sink *sink, size_t *size_bytes_out) {
+    *size_bytes_out = sink->used;
+    if (sink->used > sink->capacity_bytes)
+        return kv_diag_set(sink->diag, KV_ERR_LIMIT,
+                           "the chat has %zu bytes; there is room for %zu", sink->used,
+                           sink->capacity_bytes);
+    return KV_OK;
+}
+
 enum kv_err template_text(const struct template *tmpl, const struct template_turns *turns,
                           char *text_out, size_t capacity_bytes, size_t *size_bytes_out,
                           struct kv_diag *diag) {
     struct sink sink = {
         .tmpl = tmpl, .diag = diag, .out = text_out, .capacity_bytes = capacity_bytes};
     enum kv_err err = render(&sink, turns);
-    if (err != KV_OK)
-        return err;
-    *size_bytes_out = sink.used;
-    if (sink.used > capacity_bytes)
-        return kv_diag_set(diag, KV_ERR_LIMIT, "the chat has %zu bytes; there is room for %zu",
-                           sink.used, capacity_bytes);
-    return KV_OK;
+    return err == KV_OK ? take_text(&sink, size_bytes_out) : err;
+}
+
+enum kv_err template_opening(const struct template *tmpl, enum template_role role, char *text_out,
+                             size_t capacity_bytes, size_t *size_bytes_out, struct kv_diag *diag) {
+    struct sink sink = {
+        .tmpl = tmpl, .diag = diag, .out = text_out, .capacity_bytes = capacity_bytes};
+    enum kv_err err = put_opening(&sink, role);
+    return err == KV_OK ? take_text(&sink, size_bytes_out) : err;
 }
 
 enum kv_err template_ids(const struct template *tmpl, const struct template_turns *turns,

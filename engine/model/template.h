@@ -93,6 +93,10 @@ enum kv_err template_text(const struct template *tmpl, const struct template_tur
                           char *text_out, size_t capacity_bytes, size_t *size_bytes_out,
                           struct kv_diag *diag);
 
+/* What stands in front of a message of that role, as template_text writes it. */
+enum kv_err template_opening(const struct template *tmpl, enum template_role role, char *text_out,
+                             size_t capacity_bytes, size_t *size_bytes_out, struct kv_diag *diag);
+
 /* As ids appended to `ids`, and the spans of the messages (spans NULL when not wanted). Errors as
  * template_text and tokenizer_encode; with KV_ERR_LIMIT ids->count is what would be needed. After
  * any error the spans are as before. */
