@@ -270,6 +270,8 @@ static void a_signal_ends_what_is_being_opened(void **state) {
     struct cli *cli = *state;
     char lock[TESTING_PATH_BYTES + 32], want[32], text[64];
     int status = 0;
+    cli_call(cli, "run", "t", "-p", "hello", NULL); /* a store that is there is opened first */
+    cli_good(cli);
     assert_int_equal(truncate(cli->model, INT64_C(1) << 31), 0);
     snprintf(lock, sizeof lock, "%s/LOCK", cli->store);
     struct terminal *terminal = calloc(1, sizeof *terminal);
