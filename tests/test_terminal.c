@@ -1,10 +1,12 @@
 /* tests/test_terminal.c - chat and progress as seen on a terminal.
  *
- * Responsible for: line editing, ctrl-C while an answer is made and at the prompt, SIGTERM, what is
- * saved after each; the progress line. Everything runs on a pseudo terminal of its own.
+ * Responsible for: line editing, ctrl-C while a message is read, while an answer is made (beside a
+ * daemon, too) and at the prompt, SIGTERM, what is saved after each; the progress line. Everything
+ * runs on a pseudo terminal of its own.
  * Not responsible for: chat through a pipe (test_cli.c).
  */
 #include "tests/support_cli.h"
+#include "tests/support_daemon.h"
 #include "tools/progress.h"
 
 #include <cjson/cJSON.h>
@@ -16,6 +18,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -147,8 +151,7 @@ static void an_idle_session_sleeps_and_wakes(void **state) {
     free(terminal);
 }
 
-static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
-    struct cli *cli = *state;
+static void stop_an_answer(struct cli *cli) {
     struct terminal *terminal = calloc(1, sizeof *terminal);
     open_terminal(terminal, "7000");
     expect_prompt(terminal);
@@ -165,6 +168,111 @@ static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
     double tokens = cli_number(cli, "receipt.tokens");
     assert_true(tokens > 30 && tokens < 7000);
     assert_string_equal(cli_text(cli, "receipt.fingerprint"), "bits-equal");
+    free(terminal);
+}
+
+static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
+    stop_an_answer(*state);
+}
+
+static void ctrl_c_stops_an_answer_of_a_daemon(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    stop_an_answer(cli);
+    assert_true(daemon_said(&run, "control command chat exit=0"));
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+}
+
+/* A line of many tokens, the last word of which the terminal has shown: ctrl-C comes while it is
+ * read. What is said of that begins with `said`. */
+static void stop_in_a_message(struct terminal *terminal, const char *said) {
+    char line[1600] = "";
+    for (int i = 0; strlen(line) + 16 < sizeof line; i++)
+        snprintf(line + strlen(line), 16, "%x ", i * 2654435 % 65521);
+    strcat(line, "over\n");
+    type(terminal, line);
+    expect(terminal, "over\r\n");
+    await_editor(terminal, 0);
+    type(terminal, "\x03");
+    expect(terminal, said);
+    expect_prompt(terminal);
+}
+
+static double tokens_of(struct cli *cli) {
+    cli_call(cli, "show", "t", "--json", NULL);
+    cli_good(cli);
+    return cli_number(cli, "session.tokens");
+}
+
+static void take_a_message_back(struct cli *cli) {
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    open_terminal(terminal, "4");
+    expect_prompt(terminal);
+    type(terminal, "hello\n");
+    expect_prompt(terminal);
+    double tokens = tokens_of(cli);
+    stop_in_a_message(terminal, "session t: stopped while the message was read, at token ");
+    assert_non_null(strstr(terminal->seen, "; nothing of it is kept, say it again"));
+    assert_true(tokens_of(cli) == tokens);
+    type(terminal, "and again\n");
+    expect_prompt(terminal);
+    assert_true(tokens_of(cli) > tokens);
+    type(terminal, "/quit\n");
+    assert_int_equal(ended(terminal), 0);
+    free(terminal);
+}
+
+static void ctrl_c_takes_a_message_back(void **state) {
+    take_a_message_back(*state);
+}
+
+static void ctrl_c_takes_a_message_of_a_daemon_back(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    take_a_message_back(cli);
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+}
+
+/* An answer that could not be saved is nowhere else: what was read of the next message stays with
+ * it, and how to take that out is said. The disk that is full is a limit of the child's files. */
+static void a_message_behind_an_unsaved_answer_stays(void **state) {
+    struct cli *cli = *state;
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    char segment[TESTING_PATH_BYTES + 32], rollback[64];
+    struct rlimit before, full;
+    struct stat info;
+    unsigned long n = 0;
+    cli_call(cli, "run", "t", "-p", "hello", NULL);
+    cli_good(cli);
+    double tokens = tokens_of(cli);
+    snprintf(segment, sizeof segment, "%s/seg/00000001.seg", cli->store);
+    assert_int_equal(stat(segment, &info), 0);
+    open_terminal(terminal, "4");
+    expect_prompt(terminal);
+    assert_int_equal(prlimit(terminal->child, RLIMIT_FSIZE, NULL, &before), 0);
+    full = (struct rlimit){(rlim_t)info.st_size, before.rlim_max};
+    assert_int_equal(prlimit(terminal->child, RLIMIT_FSIZE, &full, NULL), 0);
+    type(terminal, "unsaved words\n");
+    expect(terminal, "File too large");
+    expect_prompt(terminal);
+    assert_true(tokens_of(cli) == tokens);
+    assert_int_equal(prlimit(terminal->child, RLIMIT_FSIZE, &before, NULL), 0);
+    stop_in_a_message(terminal, "stopped; the message was cut at token ");
+    const char *remedy = strstr(terminal->seen, "saved so; `coldplane rollback t --to ");
+    assert_non_null(remedy);
+    assert_int_equal(sscanf(remedy, "saved so; `coldplane rollback t --to %lu`", &n), 1);
+    type(terminal, "/quit\n");
+    assert_int_equal(ended(terminal), 0);
+    assert_true(tokens_of(cli) > (double)n && (double)n > tokens);
+    snprintf(rollback, sizeof rollback, "%lu", n);
+    cli_call(cli, "rollback", "t", "--to", rollback, NULL);
+    cli_good(cli);
+    cli_call(cli, "show", "t", "--text", NULL);
+    cli_good(cli);
+    assert_non_null(strstr(cli->out, "4 user:\nunsaved words\n"));
+    assert_null(strstr(cli->out, "6 user:"));
     free(terminal);
 }
 
@@ -294,7 +402,9 @@ static void a_signal_ends_what_is_being_opened(void **state) {
 }
 
 TESTING_MAIN(TEST(a_line_is_edited_answered_and_saved), TEST(ctrl_c_stops_an_answer_and_keeps_it),
-             TEST(an_idle_session_sleeps_and_wakes),
+             TEST(ctrl_c_stops_an_answer_of_a_daemon), TEST(ctrl_c_takes_a_message_back),
+             TEST(ctrl_c_takes_a_message_of_a_daemon_back),
+             TEST(a_message_behind_an_unsaved_answer_stays), TEST(an_idle_session_sleeps_and_wakes),
              TEST(an_unknown_command_is_not_said_to_the_model),
              TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_ends_what_is_being_opened),
              TEST(a_signal_to_end_leaves_what_was_saved),

@@ -266,6 +266,8 @@ static enum kv_err recover(struct talk *talk, const struct turn_result *result,
     if (talk->session != NULL)
         service_drop(talk->service, talk->session);
     talk->session = NULL;
+    /* The ctrl-C that stopped the turn is not meant for what comes back now. */
+    talk->cmd->interrupts = 0;
     return open_talk(talk, &opened, diag);
 }
 
