@@ -190,7 +190,7 @@ static void stop_in_a_message(struct terminal *terminal, const char *said) {
     char line[1600] = "";
     for (int i = 0; strlen(line) + 16 < sizeof line; i++)
         snprintf(line + strlen(line), 16, "%x ", i * 2654435 % 65521);
-    strcat(line, "over\n");
+    snprintf(line + strlen(line), 16, "over\n");
     type(terminal, line);
     expect(terminal, "over\r\n");
     await_editor(terminal, 0);
