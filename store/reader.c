@@ -113,6 +113,34 @@ enum kv_err reader_codecs(struct store *store, struct reader *reader, uint32_t c
     return err;
 }
 
+/* The pieces that `count` bytes from piece `first` on lie in. */
+static uint64_t pieces_of(uint32_t first, size_t count) {
+    uint32_t pieces = (uint32_t)((count + READER_STAGING_BYTES - 1) / READER_STAGING_BYTES);
+    assert(first + pieces <= READER_STAGING_COUNT && pieces < 64);
+    return (((uint64_t)1 << pieces) - 1) << first;
+}
+
+uint8_t *reader_staging_get(struct reader *reader, size_t count) {
+    const size_t all = (size_t)READER_STAGING_COUNT * READER_STAGING_BYTES;
+    for (size_t off = 0; off + count <= all; off += READER_STAGING_BYTES) {
+        uint64_t pieces = pieces_of((uint32_t)(off / READER_STAGING_BYTES), count);
+        if ((reader->staging_busy & pieces) != 0)
+            continue;
+#ifndef BREAK_STAGING
+        reader->staging_busy |= pieces;
+#endif
+        return reader->staging + off;
+    }
+    return NULL;
+}
+
+void reader_staging_put(struct reader *reader, const uint8_t *at, size_t count) {
+    if (at == NULL)
+        return;
+    size_t first = (size_t)(at - reader->staging) / READER_STAGING_BYTES;
+    reader->staging_busy &= ~pieces_of((uint32_t)first, count);
+}
+
 static void reader_forget(struct store *store, struct reader *reader) {
     const struct io_door *door = store->options.door;
     (void)door->lend(door->context, reader->queue, NULL, 0);

@@ -16,10 +16,10 @@
 #include "store/store.h"
 
 enum {
-    /* Places of the staging, one for each request in flight: small extents that are read in
-     * numbers, such as token ids, go through it. */
+    /* Pieces of the staging, which is 8 MiB in all (store_read.c says why); a request in flight
+     * has some that lie side by side. */
     READER_STAGING_COUNT = IO_DEPTH_MAX,
-    READER_STAGING_BYTES = 1 << 18,
+    READER_STAGING_BYTES = 1 << 17,
     READER_FILES_MAX = 128,  /* segments open at once */
     READER_PACKED_MAX = 128, /* compressed extents that are held at once */
     READER_CODECS_MAX = READ_HELP_THREADS_MAX + 1
@@ -28,7 +28,8 @@ enum {
 struct reader {
     struct reader *next_lost;
     struct io_queue *queue;
-    uint8_t *staging; /* registered with the queue, as one buffer */
+    uint8_t *staging;      /* registered with the queue, as one buffer */
+    uint64_t staging_busy; /* a bit for each piece */
     /* Segments that are open; a lost reader keeps them as long as its queue. */
     uint32_t numbers[READER_FILES_MAX];
     int files[READER_FILES_MAX];
@@ -55,6 +56,12 @@ void reader_give(struct store *store, struct reader *reader, int stalled);
  * to several places; see codec_prepare. NOMEM. */
 enum kv_err reader_codecs(struct store *store, struct reader *reader, uint32_t count,
                           size_t shuffled, size_t apart);
+/* A place in the staging for a request of up to 4 MiB, the first free one, so that what was used
+ * last is used again; NULL: there is none now. */
+uint8_t *reader_staging_get(struct reader *reader, size_t count);
+/* NULL is allowed. */
+void reader_staging_put(struct reader *reader, const uint8_t *at, size_t count);
+
 /* Room for `bytes` of compressed extents; it only grows, while nothing is held. NOMEM. */
 enum kv_err reader_packed(struct store *store, struct reader *reader, size_t bytes);
 /* A multiple of a page from it; NULL: no gap is large enough. */

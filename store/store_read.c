@@ -1,14 +1,19 @@
 /* store/store_read.c - many extents from disk at once.
  *
- * Responsible for: cutting extents into requests of up to 4 MiB, keeping the queue full in the
- * order given, putting the bytes where they belong, and saying of every extent whether it is
- * whole.
+ * Responsible for: cutting extents into requests, keeping the queue full in the order given,
+ * putting the bytes where they belong, and saying of every extent whether it is whole.
  * Not responsible for: unzipping (codec.c) or finding extents.
  *
- * A raw extent whose pieces are pages goes straight to them. Everything else that is raw passes
- * through registered staging. A compressed one is read whole into memory of its own and unzipped
- * from there. Unzipping and digests go to helpers where the caller wants them, so that they run
- * while later extents are on their way; every result is told on the reading thread.
+ * Where there are helpers, much is read: all of it passes through the registered staging, 512 KiB
+ * at a time, and is copied on by the reading thread while the next requests are under way. A
+ * virtual disk is served by a processor that copies, and the 8 MiB that it copies into again and
+ * again take more than memory at large would. Without helpers a raw extent whose pieces are pages
+ * goes straight to them, up to 4 MiB at a time, and everything else that is raw through the
+ * staging.
+ *
+ * A compressed extent is put together in memory of its own and unzipped from there. Unzipping and
+ * digests go to helpers where the caller wants them, so that they run while later extents are on
+ * their way; every result is told on the reading thread.
  *
  * A request costs a virtual disk as much as some 60 KiB. So where there are helpers, extents that
  * follow each other on the disk and are read into memory of their own, or are small, come as one
@@ -30,9 +35,8 @@
 
 enum {
     DEPTH = IO_DEPTH_MAX,
-    STAGING_COUNT = READER_STAGING_COUNT,
-    STAGING_BYTES = READER_STAGING_BYTES,
     JOB_BYTES_MAX = 4 << 20,
+    STAGED_BYTES_MAX = 1 << 19, /* of one by way of the staging */
     RUN_BYTES_MAX = JOB_BYTES_MAX,
     CARRIED_RAW_MAX = 1 << 16,    /* a raw extent up to this may be one of a run, and is copied */
     FILES_MAX = READER_FILES_MAX, /* a call with more goes in rounds */
@@ -73,7 +77,7 @@ struct job {
     size_t read_index;
     uint64_t off; /* in the padded extent, or the run */
     size_t count;
-    int staging; /* index, -1: straight to its place */
+    uint8_t *staging; /* NULL: straight to its place */
     uint64_t begin_ns;
 };
 
@@ -92,7 +96,6 @@ struct round {
     size_t resume;
     struct job jobs[DEPTH];
     uint32_t in_flight;
-    uint8_t staging_busy[STAGING_COUNT];
     struct read_help help;
     uint32_t helping; /* extents that helpers have */
     struct store_read_stats *stats;
@@ -361,40 +364,37 @@ static int gather(struct round *round, size_t index) {
     return 1;
 }
 
-/* The next request of an extent: how much, and where to. 0 when it needs a staging buffer and none
- * is free. */
+/* The next request of an extent: how much, and where to. 0 when it goes by way of the staging and
+ * that has no room. */
 static int plan_job(struct round *round, size_t index, struct job *job,
                     struct io_request *request) {
     const struct store_read *read = &round->args.reads[index];
     struct flow *flow = &round->flows[index];
     uint64_t left = flow->bytes - flow->asked;
     size_t count = left < JOB_BYTES_MAX ? (size_t)left : JOB_BYTES_MAX;
-    job->staging = -1;
-    if (flow->run != NULL) {
+    if (flow->run != NULL && !round->args.helper) {
         request->bytes = flow->run + flow->asked;
-    } else if (flow->placed &&
+    } else if (flow->placed && !round->args.helper &&
                read->pieces[flow->piece].iov_len - flow->piece_off >= STORE_PAGE_BYTES) {
         const struct iovec *piece = &read->pieces[flow->piece];
         uint64_t here = (piece->iov_len - flow->piece_off) & ~(uint64_t)(STORE_PAGE_BYTES - 1);
         count = here < count ? (size_t)here : count;
         request->bytes = (uint8_t *)piece->iov_base + flow->piece_off;
     } else {
-        int free_index = 0;
-        while (free_index < STAGING_COUNT && round->staging_busy[free_index])
-            free_index++;
-        if (free_index == STAGING_COUNT)
-            return 0;
-        job->staging = free_index;
-        request->bytes = round->reader->staging + (size_t)free_index * STAGING_BYTES;
-        count = count < STAGING_BYTES ? count : STAGING_BYTES;
-        if (flow->placed)
+        count = count < STAGED_BYTES_MAX ? count : STAGED_BYTES_MAX;
+        if (flow->placed && !round->args.helper)
             count = STORE_PAGE_BYTES; /* the last page, which the extent fills in part */
+        job->staging = reader_staging_get(round->reader, count);
+        if (job->staging == NULL)
+            return 0;
+        request->bytes = job->staging;
     }
     job->read_index = index;
     job->off = flow->asked;
     job->count = count;
     request->file = flow->file;
-    request->buffer = job->staging >= 0 ? 0 : reader_buffer(round->reader, request->bytes, count);
+    request->buffer =
+        job->staging != NULL ? 0 : reader_buffer(round->reader, request->bytes, count);
     round->stats->known_bytes += request->buffer >= IO_BUFFER_LENT ? count : 0;
     request->count = count;
     request->off = read->extent->off + flow->asked;
@@ -406,7 +406,7 @@ static void advance(struct round *round, const struct job *job) {
     struct flow *flow = &round->flows[job->read_index];
     flow->asked += job->count;
     flow->pending++;
-    if (flow->placed && job->staging < 0) {
+    if (flow->placed && job->staging == NULL) {
         flow->piece_off += job->count;
         round->stats->placed_bytes += job->count;
         if (flow->piece_off == read->pieces[flow->piece].iov_len) {
@@ -414,8 +414,6 @@ static void advance(struct round *round, const struct job *job) {
             flow->piece_off = 0;
         }
     }
-    if (job->staging >= 0)
-        round->staging_busy[job->staging] = 1;
     round->stats->reads++;
     round->stats->read_bytes += job->count;
     round->in_flight++;
@@ -449,6 +447,8 @@ static int submit_next(struct round *round) {
         return 0;
     int error = door->submit(door->context, round->reader->queue, &request);
     round->stats->wait_ns += now_ns(round) - job.begin_ns;
+    if (error != 0)
+        reader_staging_put(round->reader, job.staging, job.count);
     if (error == EAGAIN && round->in_flight != 0)
         return 0;
     if (error != 0) {
@@ -497,18 +497,14 @@ static void look_at_raw(struct round *round, size_t index, const struct job *job
     uint64_t end = job->off + job->count, stored_bytes = read->extent->stored_bytes;
     uint64_t valid = stored_bytes > job->off ? stored_bytes - job->off : 0;
     size_t useful = valid < job->count ? (size_t)valid : job->count;
-    const uint8_t *at =
-        job->staging >= 0 ? round->reader->staging + (size_t)job->staging * STAGING_BYTES : NULL;
     if (done->error != 0)
         flow->error = done->error;
     else if (done->done_bytes != job->count)
         flow->error = flow->error == 0 ? -1 : flow->error;
-    else if (end > stored_bytes && !read_place_zeros(at + useful, job->count - useful))
+    else if (end > stored_bytes && !read_place_zeros(job->staging + useful, job->count - useful))
         flow->error = flow->error == 0 ? -2 : flow->error;
-    else if (job->staging >= 0)
-        read_place_scatter(read, job->off, at, useful);
-    if (job->staging >= 0)
-        round->staging_busy[job->staging] = 0;
+    else if (job->staging != NULL)
+        read_place_scatter(read, job->off, job->staging, useful);
 }
 
 /* One request has come back. */
@@ -517,10 +513,13 @@ static void arrive(struct round *round, const struct io_completion *done) {
     assert(done->tag < DEPTH && job->used);
     size_t index = job->read_index;
     struct flow *flow = &round->flows[index];
+    if (flow->run != NULL && job->staging != NULL)
+        memcpy(flow->run + job->off, job->staging, (size_t)done->done_bytes);
     for (size_t i = index; flow->run != NULL && i < index + flow->members; i++)
         look_at_part(round, i, job, done);
     if (flow->run == NULL)
         look_at_raw(round, index, job, done);
+    reader_staging_put(round->reader, job->staging, job->count);
     job->used = 0;
     round->in_flight--;
     flow->pending--;
@@ -628,8 +627,12 @@ static void run_round(struct round *round) {
             give_up(round);
             return;
         }
-        for (uint32_t i = 0; i < taken; i++)
+        /* Each is copied on; meanwhile the disk has the next ones. */
+        for (uint32_t i = 0; i < taken; i++) {
             arrive(round, &done[i]);
+            while (submit_next(round))
+                ;
+        }
         take_over(round, 0);
     }
     take_over(round, 1);

@@ -1,7 +1,8 @@
 /* store/store_read.h - extents from disk into memory, many at a time.
  *
- * Responsible for: a deep queue of reads in the order given, straight into the destination where it
- * is 4 KiB-aligned, unzipping bounded by the size known before, digests, deadlines.
+ * Responsible for: a deep queue of reads in the order given, without helpers straight into the
+ * destination where it is 4 KiB-aligned, unzipping bounded by the size known before, digests,
+ * deadlines.
  * Not responsible for: finding extents (store_get) or digests on a device (verify = 0).
  *
  * Threads: any number of calls at once, each with its own reads.
@@ -46,7 +47,8 @@ struct store_read_args {
     struct iovec landing;
     int ram;    /* 1: extents that are kept in memory (store_ram.h) are taken from there */
     int helper; /* 1: unzip and digest on store_options.helpers threads while later reads are under
-                   way, which pays from a few extents on; 0: all on the calling thread */
+                   way, which pays from a few extents on, and read by way of a few pages that stay;
+                   0: all on the calling thread */
 };
 
 struct store_read_stats {

@@ -144,7 +144,7 @@ static void read_into_landing(struct store *store, struct store_read_args args, 
     memcpy(copy, memory, bytes);
     args.done = NULL;
     args.landing = (struct iovec){memory, bytes};
-    int known = lends(door, memory, bytes);
+    int known = !args.helper && lends(door, memory, bytes);
     for (int i = 0; i < 2; i++) {
         memset(memory, 0xff, bytes);
         assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
@@ -154,7 +154,9 @@ static void read_into_landing(struct store *store, struct store_read_args args, 
     free(copy);
 }
 
-static void deep_queue_without_copies(void **state) {
+/* Copied once where there are helpers, else not at all.
+ * BREAK_STAGING: two requests have the same place of the staging. */
+static void deep_queue(void **state) {
     (void)state;
     for (int way = 0; way < 6; way++) {
         int door = way % 2;
@@ -193,7 +195,7 @@ static void deep_queue_without_copies(void **state) {
         }
         assert_true(stats.in_flight_max >= 16);
         assert_int_equal(stats.read_bytes, (uint64_t)BIG_COUNT * BIG_BYTES);
-        assert_int_equal(stats.placed_bytes, stats.read_bytes);
+        assert_int_equal(stats.placed_bytes, way < 2 ? stats.read_bytes : 0);
         assert_int_equal(stats.known_bytes, 0);
         assert_int_equal(stats.digests, BIG_COUNT);
         assert_int_equal(stats.helpers, way < 2 ? 0 : options.helpers);
@@ -411,8 +413,9 @@ static void stalled_read_times_out(void **state) {
         uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), (size_t)BIG_COUNT * BIG_BYTES, 4096);
         assert_non_null(memory);
         get_big(store, big, reads, memory);
-        faulty_io_arm(faulty, &(struct faulty_io_plan){
-                                  .action = FAULTY_IO_STALL, .ops = FAULTY_IO_READ, .at = 4});
+        faulty_io_arm(faulty, &(struct faulty_io_plan){.action = FAULTY_IO_STALL,
+                                                       .ops = FAULTY_IO_READ,
+                                                       .at = way < 2 ? 4 : 8});
         struct store_read_args args = {.reads = reads, .count = BIG_COUNT, .helper = way >= 2};
         assert_int_equal(store_read(store, &args, NULL, &diag), KV_ERR_IO);
         assert_non_null(strstr(diag.text, "timed out"));
@@ -555,8 +558,7 @@ static void allocation_failures(void **state) {
     assert_true(k > 8);
 }
 
-TESTING_MAIN(cmocka_unit_test(deep_queue_without_copies),
-             cmocka_unit_test(compressed_extents_wait_for_room),
+TESTING_MAIN(cmocka_unit_test(deep_queue), cmocka_unit_test(compressed_extents_wait_for_room),
              cmocka_unit_test(a_full_queue_begins_nothing_twice), cmocka_unit_test(pieces_must_fit),
              cmocka_unit_test(damage_is_named), cmocka_unit_test(no_flip_is_served),
              cmocka_unit_test(truncated_segment), cmocka_unit_test(missing_segment),
