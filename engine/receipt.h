@@ -77,8 +77,7 @@ struct receipt {
     uint64_t raw_bytes[LAYOUT_STREAM_COUNT];        /* by stream, before compression */
     uint64_t stored_bytes[LAYOUT_STREAM_COUNT];     /* by stream, read or written */
     uint64_t image_bytes, record_bytes, door_bytes; /* door: everything through the I/O door */
-    uint64_t known_bytes; /* of a restore's: read into memory that is registered with the kernel */
-    uint64_t ram_bytes;   /* raw, taken from the RAM tier instead */
+    uint64_t ram_bytes;                             /* raw, taken from the RAM tier instead */
     uint32_t digests_checked, digests_failed;
     enum receipt_proof fingerprint;
     int fingerprint_floor;    /* 1: compared at the ladder's floor, since planes are gone */

@@ -231,7 +231,6 @@ static int may_begin(void *context, size_t read_index, int wait) {
 void rest_load_stats(struct receipt *receipt, const struct store_read_stats *stats) {
     receipt->door_bytes += stats->read_bytes;
     receipt->ram_bytes += stats->ram_bytes;
-    receipt->known_bytes += stats->known_bytes;
     receipt->stage_ns[RECEIPT_READ] += stats->wait_ns;
     receipt->stage_ns[RECEIPT_UNZIP] += stats->unzip_ns / (stats->helpers ? stats->helpers : 1);
     if (stats->helpers > receipt->unzip_threads)
@@ -345,8 +344,6 @@ static enum kv_err read_all(struct loading *loading, struct kv_diag *diag) {
                                          .count = loading->read_count,
                                          .done = read_done,
                                          .room = may_begin,
-                                         .landing = {loading->is_landing ? loading->ring : NULL,
-                                                     loading->is_landing ? ring_bytes_max : 0},
                                          .context = loading,
                                          .ram = loading->args->plan->ram,
                                          .helper = 1};

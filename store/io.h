@@ -32,14 +32,7 @@ enum io_open_flag {
     IO_DIRECTORY = 1 << 4
 };
 
-/* Numbers of registered buffers: those that the queue was opened with, then those lent to it. */
-enum {
-    IO_BUFFER_NONE = -1,
-    IO_DEPTH_MAX = 64,
-    IO_BUFFERS_MAX = 32,
-    IO_BUFFER_LENT = IO_BUFFERS_MAX,
-    IO_LENT_MAX = 2
-};
+enum { IO_BUFFER_NONE = -1, IO_DEPTH_MAX = 64, IO_BUFFERS_MAX = 32 };
 
 struct io_queue; /* made by queue_open; its content belongs to the door */
 
@@ -106,11 +99,6 @@ struct io_door {
     int (*queue_close)(void *context, struct io_queue *queue, uint64_t timeout_ns);
     const char *(*queue_name)(void *context, const struct io_queue *queue);     /* in force */
     const char *(*queue_fallback)(void *context, const struct io_queue *queue); /* "" or why */
-    /* Memory that requests will often name by IO_BUFFER_LENT + its place here: so far the kernel
-     * looks up its pages only now. At most IO_LENT_MAX, which stay where they are until others are
-     * lent in their place or the queue is closed; nothing is in flight. Else than 0: none is
-     * registered now, and requests go on as without. */
-    int (*lend)(void *context, struct io_queue *queue, const struct iovec *lent, uint32_t count);
     /* EAGAIN when depth requests are in flight. */
     int (*submit)(void *context, struct io_queue *queue, const struct io_request *request);
     /* At least one completion unless nothing is in flight (0 taken) or the time is over

@@ -178,12 +178,6 @@ static const char *queue_name(void *context, const struct io_queue *queue) {
     return "posix";
 }
 
-static int queue_lend(void *context, struct io_queue *queue, const struct iovec *lent,
-                      uint32_t count) {
-    (void)context, (void)queue, (void)lent, (void)count;
-    return EOPNOTSUPP;
-}
-
 static const char *queue_fallback(void *context, const struct io_queue *queue) {
     (void)context;
     return queue->fallback;
@@ -239,7 +233,6 @@ static const struct io_door posix_door = {
     .queue_close = queue_close,
     .queue_name = queue_name,
     .queue_fallback = queue_fallback,
-    .lend = queue_lend,
     .submit = queue_submit,
     .wait = queue_wait,
 };

@@ -32,8 +32,7 @@ struct ring_queue {
     const struct kv_alloc *alloc;
     struct io_queue *posix; /* set: everything goes there and the rest is unused */
     struct io_uring ring;
-    struct iovec buffers[IO_BUFFERS_MAX + IO_LENT_MAX];
-    uint32_t buffer_count, lent_count; /* registered: lent ones stand behind the others */
+    uint32_t buffer_count; /* registered */
     uint32_t depth;
     uint32_t in_flight;
     struct flight flights[IO_DEPTH_MAX];
@@ -47,58 +46,21 @@ static const struct ring_queue *inner_const(const struct io_queue *queue) {
     return (const struct ring_queue *)(const void *)queue;
 }
 
-static int register_all(struct ring_queue *queue, uint32_t count) {
-    return count == 0 ? 0 : -io_uring_register_buffers(&queue->ring, queue->buffers, count);
-}
-
 static void register_buffers(struct ring_queue *queue, const struct io_queue_options *options) {
-    assert(options->buffer_count <= IO_BUFFERS_MAX);
-    for (uint32_t i = 0; i < options->buffer_count; i++)
-        queue->buffers[i] = (struct iovec){(char *)options->buffers + i * options->buffer_bytes,
-                                           options->buffer_bytes};
-    int error = register_all(queue, options->buffer_count);
-    queue->buffer_count = error == 0 ? options->buffer_count : 0;
+    struct iovec buffers[IO_BUFFERS_MAX];
+    uint32_t count = options->buffer_count;
+    assert(count <= IO_BUFFERS_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        buffers[i] = (struct iovec){(char *)options->buffers + i * options->buffer_bytes,
+                                    options->buffer_bytes};
+    int error = count == 0 ? 0 : -io_uring_register_buffers(&queue->ring, buffers, count);
+    queue->buffer_count = error == 0 ? count : 0;
     if (error != 0) {
         char text[64] = "";
         snprintf(queue->base.fallback, sizeof queue->base.fallback,
                  "buffers are not registered with io_uring (%s): raise the memlock limit",
                  strerror_r(error, text, sizeof text));
     }
-}
-
-/* All anew: the oldest kernels know no other way to add some. */
-static int queue_lend(void *context, struct io_queue *base, const struct iovec *lent,
-                      uint32_t count) {
-    struct ring_queue *queue = inner(base);
-    (void)context;
-    assert(count <= IO_LENT_MAX);
-    if (queue->posix != NULL)
-        return EOPNOTSUPP;
-    assert(queue->in_flight == 0);
-#ifdef BREAK_LENT
-    if (queue->lent_count != 0)
-        return 0;
-#endif
-    uint32_t own = queue->buffer_count;
-    if (own + queue->lent_count != 0)
-        (void)io_uring_unregister_buffers(&queue->ring);
-    for (uint32_t i = 0; i < count; i++)
-        queue->buffers[own + i] = lent[i];
-    int error = register_all(queue, own + count);
-    queue->lent_count = error == 0 ? count : 0;
-    if (error != 0 && register_all(queue, own) != 0)
-        queue->buffer_count = 0;
-    return error;
-}
-
-/* Where the kernel knows the request's memory by; -1: it does not. */
-static int registered(const struct ring_queue *queue, const struct io_request *request) {
-    int buffer = request->buffer;
-    if (buffer >= IO_BUFFER_LENT)
-        return buffer - IO_BUFFER_LENT < (int)queue->lent_count
-                   ? buffer - IO_BUFFER_LENT + (int)queue->buffer_count
-                   : -1;
-    return buffer < (int)queue->buffer_count ? buffer : -1;
 }
 
 static int queue_open(void *context, const struct io_queue_options *options,
@@ -143,7 +105,7 @@ static int launch(struct ring_queue *queue, uint32_t index) {
     unsigned take = (unsigned)(left < IO_FILES_CALL_BYTES_MAX ? left : IO_FILES_CALL_BYTES_MAX);
     char *at = (char *)request->bytes + flight->done_bytes;
     uint64_t off = request->off + flight->done_bytes;
-    int buffer = registered(queue, request);
+    int buffer = request->buffer < (int)queue->buffer_count ? request->buffer : IO_BUFFER_NONE;
     if (request->write && buffer >= 0)
         io_uring_prep_write_fixed(sqe, request->file, at, take, off, buffer);
     else if (request->write)
@@ -304,7 +266,6 @@ static const struct io_door uring_door = {
     .queue_close = queue_close,
     .queue_name = queue_name,
     .queue_fallback = queue_fallback,
-    .lend = queue_lend,
     .submit = queue_submit,
     .wait = queue_wait,
 };

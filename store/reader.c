@@ -141,19 +141,10 @@ void reader_staging_put(struct reader *reader, const uint8_t *at, size_t count) 
     reader->staging_busy &= ~pieces_of((uint32_t)first, count);
 }
 
-static void reader_forget(struct store *store, struct reader *reader) {
-    const struct io_door *door = store->options.door;
-    (void)door->lend(door->context, reader->queue, NULL, 0);
-    memset(reader->lent, 0, sizeof reader->lent);
-    reader->lent_known = 0;
-}
-
 enum kv_err reader_packed(struct store *store, struct reader *reader, size_t bytes) {
     const struct kv_alloc *alloc = store->options.alloc;
     if (bytes <= reader->packed_bytes)
         return KV_OK;
-    if (reader->lent_known) /* not by the old memory any more, which others get */
-        reader_forget(store, reader);
     kv_alloc_release(alloc, reader->packed);
     reader->packed = kv_alloc_large(alloc, bytes);
     reader->packed_bytes = reader->packed != NULL ? bytes : 0;
@@ -194,26 +185,6 @@ void reader_packed_put(struct reader *reader, const uint8_t *at) {
     for (uint32_t i = 0; i < READER_PACKED_MAX && at != NULL; i++)
         if (reader->ranges[i].bytes != 0 && at == reader->packed + reader->ranges[i].off)
             reader->ranges[i].bytes = 0;
-}
-
-void reader_lend(struct store *store, struct reader *reader, const struct iovec *landing) {
-    const struct io_door *door = store->options.door;
-    const struct iovec lent[IO_LENT_MAX] = {*landing, {reader->packed, reader->packed_bytes}};
-    if (landing->iov_len == 0 || memcmp(lent, reader->lent, sizeof lent) == 0)
-        return;
-    memcpy(reader->lent, lent, sizeof lent);
-    uint32_t count = reader->packed_bytes != 0 ? 2 : 1;
-    reader->lent_known = door->lend(door->context, reader->queue, lent, count) == 0;
-}
-
-int reader_buffer(const struct reader *reader, const void *at, size_t bytes) {
-    for (int i = 0; i < IO_LENT_MAX && reader->lent_known; i++) {
-        uint64_t first = (uintptr_t)reader->lent[i].iov_base, from = (uintptr_t)at;
-        if (from >= first && bytes <= reader->lent[i].iov_len &&
-            from - first <= reader->lent[i].iov_len - bytes)
-            return IO_BUFFER_LENT + i;
-    }
-    return IO_BUFFER_NONE;
 }
 
 enum kv_err reader_file(struct store *store, struct reader *reader, uint32_t segment, int *file_out,

@@ -40,9 +40,6 @@ struct reader {
     struct {
         size_t off, bytes; /* bytes 0: unused */
     } ranges[READER_PACKED_MAX];
-    /* Known to the queue, or refused: the caller's landing, then `packed`. */
-    struct iovec lent[IO_LENT_MAX];
-    int lent_known;
     int direct;                              /* since it was taken */
     struct codec *codecs[READER_CODECS_MAX]; /* of the reading thread and of its helpers */
 };
@@ -67,11 +64,6 @@ enum kv_err reader_packed(struct store *store, struct reader *reader, size_t byt
 /* A multiple of a page from it; NULL: no gap is large enough. */
 uint8_t *reader_packed_get(struct reader *reader, size_t bytes);
 void reader_packed_put(struct reader *reader, const uint8_t *at); /* NULL is allowed */
-/* Makes memory that stays, and the room for compressed extents, known to the queue, once for the
- * same; nothing is in flight. A kernel that refuses it reads as without. */
-void reader_lend(struct store *store, struct reader *reader, const struct iovec *landing);
-/* The number of the buffer that all of it lies in; IO_BUFFER_NONE. */
-int reader_buffer(const struct reader *reader, const void *at, size_t bytes);
 /* Looks up or opens a segment. */
 enum kv_err reader_file(struct store *store, struct reader *reader, uint32_t segment, int *file_out,
                         struct kv_diag *diag);

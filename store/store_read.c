@@ -393,9 +393,7 @@ static int plan_job(struct round *round, size_t index, struct job *job,
     job->off = flow->asked;
     job->count = count;
     request->file = flow->file;
-    request->buffer =
-        job->staging != NULL ? 0 : reader_buffer(round->reader, request->bytes, count);
-    round->stats->known_bytes += request->buffer >= IO_BUFFER_LENT ? count : 0;
+    request->buffer = job->staging != NULL ? 0 : IO_BUFFER_NONE;
     request->count = count;
     request->off = read->extent->off + flow->asked;
     return 1;
@@ -722,7 +720,6 @@ static enum kv_err read_round(struct store *store, const struct store_read_args 
     if (err == KV_OK && (err = make_room(round)) != KV_OK)
         reader_give(store, round->reader, 0);
     if (err == KV_OK) {
-        reader_lend(store, round->reader, &args->landing);
         round->stats->door_name = door->queue_name(door->context, round->reader->queue);
         if (args->helper)
             start_helpers(round);

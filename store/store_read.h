@@ -42,9 +42,6 @@ struct store_read_args {
     store_read_done done; /* may be NULL, as the next */
     store_read_room room;
     void *context;
-    /* Memory that most pieces lie in, and that stays where it is until store_close: the kernel is
-     * told of it once. Size 0: none. */
-    struct iovec landing;
     int ram;    /* 1: extents that are kept in memory (store_ram.h) are taken from there */
     int helper; /* 1: unzip and digest on store_options.helpers threads while later reads are under
                    way, which pays from a few extents on, and read by way of a few pages that stay;
@@ -58,7 +55,6 @@ struct store_read_stats {
     uint64_t raw_bytes;
     uint64_t ram_bytes;    /* of raw_bytes, taken from memory */
     uint64_t placed_bytes; /* of raw_bytes, read without a copy */
-    uint64_t known_bytes;  /* of read_bytes, into memory that the kernel was told of before */
     uint64_t reads;
     uint64_t in_flight_max;
     uint64_t wait_ns;             /* handing over to the disk and waiting for it */

@@ -356,12 +356,6 @@ static const char *disk_queue_fallback(void *context, const struct io_queue *que
     return disk->under->queue_fallback(disk->under->context, queue);
 }
 
-static int disk_lend(void *context, struct io_queue *queue, const struct iovec *lent,
-                     uint32_t count) {
-    struct disk *disk = self(context);
-    return disk->under->lend(disk->under->context, queue, lent, count);
-}
-
 static int disk_submit(void *context, struct io_queue *queue, const struct io_request *request) {
     struct disk *disk = self(context);
     if (!request->write)
@@ -485,7 +479,6 @@ static struct io_door door_of(struct disk *disk) {
                             .queue_close = disk_queue_close,
                             .queue_name = disk_queue_name,
                             .queue_fallback = disk_queue_fallback,
-                            .lend = disk_lend,
                             .submit = disk_submit,
                             .wait = disk_wait};
 }

@@ -373,13 +373,6 @@ static const char *faulty_queue_fallback(void *context, const struct io_queue *b
     return faulty->under->queue_fallback(faulty->under->context, queue->under);
 }
 
-static int faulty_lend(void *context, struct io_queue *base, const struct iovec *lent,
-                       uint32_t count) {
-    struct faulty_io *faulty = self(context);
-    struct faulty_queue *queue = queue_of(base);
-    return faulty->under->lend(faulty->under->context, queue->under, lent, count);
-}
-
 static int pass_down(struct faulty_io *faulty, struct faulty_queue *queue,
                      const struct io_request *request) {
     int error = faulty->under->submit(faulty->under->context, queue->under, request);
@@ -502,7 +495,6 @@ struct faulty_io *faulty_io_make(const struct io_door *under) {
         .queue_close = faulty_queue_close,
         .queue_name = faulty_queue_name,
         .queue_fallback = faulty_queue_fallback,
-        .lend = faulty_lend,
         .submit = faulty_submit,
         .wait = faulty_wait,
     };

@@ -134,10 +134,10 @@ void nine_tell_stages(const struct receipt *wake) {
                    (double)wake->stage_ns[i] * 1e-6);
         known += wake->stage_ns[i];
     }
-    printf(" ms; loading %.2f, unnamed %.2f ms; %s, %.4f GB into registered memory, %u in flight, "
+    printf(" ms; loading %.2f, unnamed %.2f ms; %s, %u in flight, "
            "%u unzip; bound by %s\n",
            (double)wake->load_ns * 1e-6, ((double)wake->wall_ns - (double)(known - beside)) * 1e-6,
-           wake->door, (double)wake->known_bytes * 1e-9, wake->in_flight_most, wake->unzip_threads,
+           wake->door, wake->in_flight_most, wake->unzip_threads,
            receipt_stage_name(wake->bound_by));
 }
 

@@ -59,12 +59,6 @@ static int plain_submit(void *context, struct io_queue *base, const struct io_re
     return 0;
 }
 
-static int plain_lend(void *context, struct io_queue *queue, const struct iovec *lent,
-                      uint32_t count) {
-    (void)context, (void)queue, (void)lent, (void)count;
-    return EOPNOTSUPP;
-}
-
 static int plain_wait(void *context, struct io_queue *base, uint64_t timeout_ns,
                       struct io_completion *done, uint32_t room, uint32_t *taken_out) {
     struct plain_queue *queue = (struct plain_queue *)(void *)base;
@@ -108,7 +102,6 @@ static const struct io_door plain_door = {.name = "plain",
                                           .queue_close = plain_close,
                                           .queue_name = plain_name,
                                           .queue_fallback = plain_fallback,
-                                          .lend = plain_lend,
                                           .submit = plain_submit,
                                           .wait = plain_wait};
 

@@ -238,59 +238,6 @@ static void queue_moves_bytes(void **state) {
     }
 }
 
-/* MiB number i of the file into each place, named by the buffer's number; and that it is there. */
-static void read_lent(struct queue_rig *rig, int file, uint8_t *const *places, const int *buffers,
-                      const uint8_t *expected) {
-    for (uint64_t i = 0; i < 3; i++) {
-        const struct io_request request = {.file = file,
-                                           .buffer = buffers[i],
-                                           .bytes = places[i],
-                                           .count = MIB,
-                                           .off = i * MIB,
-                                           .tag = i};
-        memset(places[i], 0, MIB);
-        assert_int_equal(rig->door->submit(rig->door->context, rig->queue, &request), 0);
-    }
-    drain(rig, 3, MIB);
-    for (int i = 0; i < 3; i++)
-        assert_memory_equal(places[i], expected + (size_t)i * MIB, MIB);
-}
-
-/* Whether the kernel takes it or not the bytes are the same. BREAK_LENT: what was lent before stays
- * registered. */
-static void lent_memory_is_read_into(void **state) {
-    (void)state;
-    for (int i = 0; i < 2; i++) {
-        const struct io_door *door = door_at(i);
-        struct place place = open_place(door);
-        struct queue_rig rig = open_queue(door, 16);
-        struct testing_random random;
-        uint8_t *memory = kv_alloc_aligned(kv_alloc_system(), 8 * MIB, PAGE);
-        uint8_t *expected = kv_alloc_aligned(kv_alloc_system(), 3 * MIB, PAGE);
-        uint8_t *const both[] = {memory + MIB, memory + 5 * MIB, rig.buffers + 2 * MIB};
-        uint8_t *const swapped[] = {memory + 5 * MIB, memory + MIB, rig.buffers + 3 * MIB};
-        const struct iovec lent[] = {{memory, 4 * MIB}, {memory + 4 * MIB, 4 * MIB}};
-        int file = -1;
-        testing_random_init(&random, testing_seed("lent", (uint64_t)i));
-        testing_random_bytes(&random, expected, 3 * MIB);
-        assert_int_equal(door->open(door->context, place.dir, "f", IO_WRITE | IO_CREATE, &file), 0);
-        assert_int_equal(door->write(door->context, file, expected, 3 * MIB, 0), 0);
-        int error = door->lend(door->context, rig.queue, lent, 2);
-        print_message("%s: %s\n", door->name, error == 0 ? "registered" : strerror(error));
-        read_lent(&rig, file, both, (int[]){IO_BUFFER_LENT, IO_BUFFER_LENT + 1, 2}, expected);
-        /* The other half alone: the first is known no more. */
-        (void)door->lend(door->context, rig.queue, lent + 1, 1);
-        read_lent(&rig, file, swapped, (int[]){IO_BUFFER_LENT, IO_BUFFER_LENT + 1, 3}, expected);
-        (void)door->lend(door->context, rig.queue, NULL, 0);
-        read_lent(&rig, file, both, (int[]){IO_BUFFER_LENT, IO_BUFFER_LENT + 1, 2}, expected);
-        close_queue(&rig);
-        door->close(door->context, file);
-        door->close(door->context, place.dir);
-        kv_alloc_release(kv_alloc_system(), memory);
-        kv_alloc_release(kv_alloc_system(), expected);
-    }
-}
-
 static void end_of_file_is_a_short_read(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -445,8 +392,7 @@ static void allocation_failures(void **state) {
 
 TESTING_MAIN(cmocka_unit_test(file_calls), cmocka_unit_test(holes),
              cmocka_unit_test(modes_are_private), cmocka_unit_test(links_are_not_followed),
-             cmocka_unit_test(queue_moves_bytes), cmocka_unit_test(lent_memory_is_read_into),
-             cmocka_unit_test(end_of_file_is_a_short_read), cmocka_unit_test(wait_has_a_deadline),
-             cmocka_unit_test(refused_ring_falls_back),
+             cmocka_unit_test(queue_moves_bytes), cmocka_unit_test(end_of_file_is_a_short_read),
+             cmocka_unit_test(wait_has_a_deadline), cmocka_unit_test(refused_ring_falls_back),
              cmocka_unit_test(transfer_beyond_the_kernel_limit),
              cmocka_unit_test(allocation_failures))

@@ -95,7 +95,6 @@ static void add_bytes(cJSON *to, const struct receipt *receipt) {
     add_number(to, "image_bytes", receipt->image_bytes);
     add_number(to, "record_bytes", receipt->record_bytes);
     add_number(to, "door_bytes", receipt->door_bytes);
-    add_number(to, "known_bytes", receipt->known_bytes);
     add_number(to, "ram_bytes", receipt->ram_bytes);
     for (int i = 0; i < LAYOUT_STREAM_COUNT; i++) {
         if (receipt->raw_bytes[i] == 0 && receipt->stored_bytes[i] == 0)
