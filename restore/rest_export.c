@@ -118,14 +118,13 @@ static enum kv_err find_again(struct exporting *out, const struct record_key *ke
 
 static enum kv_err read_record(struct exporting *out, const struct record_key *key,
                                struct store_extent *extents, uint32_t count, const char *label) {
-    struct store_look look = store_look_begin(out->args->store);
-    enum kv_err err;
-    do {
-        kv_diag_clear(out->diag);
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
+    while (store_look(out->args->store, &look, err, out->diag)) {
         err = look.count == 1 ? KV_OK : find_again(out, key, extents, count);
         if (err == KV_OK)
             err = read_extents(out, extents, count, label);
-    } while (store_look_again(out->args->store, &look, err));
+    }
     return err;
 }
 
@@ -219,17 +218,16 @@ static uint64_t expected_bytes(const struct rest_plan *plan) {
 
 static enum kv_err plan(struct exporting *out) {
     const struct restore_export_args *args = out->args;
-    struct store_look look = store_look_begin(args->store);
-    enum kv_err err;
-    do {
-        kv_diag_clear(out->diag);
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
+    while (store_look(args->store, &look, err, out->diag)) {
         rest_plan_release(&out->plan);
         out->plan = (struct rest_plan){0};
         err = rest_plan_image(args->store, args->alloc, args->name, args->snapshot, &out->plan,
                               out->diag);
         if (err == KV_OK)
             err = rest_plan_records(args->store, &out->plan, out->diag);
-    } while (store_look_again(args->store, &look, err));
+    }
     return err;
 }
 

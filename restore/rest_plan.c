@@ -480,12 +480,10 @@ done:
 
 enum kv_err restore_plan(const struct restore_source *source, const char *name, uint64_t snapshot,
                          struct restore_plan *plan_out, struct kv_diag *diag) {
-    struct store_look look = store_look_begin(source->store);
-    enum kv_err err;
-    do {
-        kv_diag_clear(diag);
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
+    while (store_look(source->store, &look, err, diag))
         err = plan_once(source, name, snapshot, plan_out, diag);
-    } while (store_look_again(source->store, &look, err));
     return err;
 }
 
@@ -507,11 +505,9 @@ static enum kv_err image_once(struct store *store, const struct kv_alloc *alloc,
 
 enum kv_err restore_image(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct image *image_out, struct kv_diag *diag) {
-    struct store_look look = store_look_begin(store);
-    enum kv_err err;
-    do {
-        kv_diag_clear(diag);
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
+    while (store_look(store, &look, err, diag))
         err = image_once(store, alloc, name, image_out, diag);
-    } while (store_look_again(store, &look, err));
     return err;
 }

@@ -105,11 +105,9 @@ done:
 
 enum kv_err restore_verify(struct store *store, const struct kv_alloc *alloc, const char *name,
                            struct restore_check *check_out, struct kv_diag *diag) {
-    struct store_look look = store_look_begin(store);
-    enum kv_err err;
-    do {
-        kv_diag_clear(diag);
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
+    while (store_look(store, &look, err, diag))
         err = verify_once(store, alloc, name, check_out, diag);
-    } while (store_look_again(store, &look, err));
     return err;
 }

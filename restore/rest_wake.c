@@ -313,14 +313,13 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
     struct wake wake = {0};
     struct kv_diag own = {""};
     uint64_t begun = kv_clock_now_ns(source->clock);
-    struct store_look look = store_look_begin(source->store);
-    enum kv_err err;
-    int again, ram = 1;
-    do {
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
+    int again = 0, ram = 1;
+    while (again || store_look(source->store, &look, err, &own)) {
         wake = (struct wake){.source = source, .options = options, .receipt = receipt_out};
         wake.begun = begun;
         wake.plan.ram = ram;
-        kv_diag_clear(&own);
         memset(receipt_out, 0, sizeof *receipt_out);
         receipt_out->operation = RECEIPT_RESTORE;
         receipt_out->tiers = options->tiers;
@@ -330,14 +329,14 @@ enum kv_err restore_wake(const struct restore_source *source, const char *name,
         err = run(&wake, name, &own);
         store_unhold(source->store);
         rest_plan_release(&wake.plan);
-        again = store_look_again(source->store, &look, err);
         /* Damage in memory is not damage on disk: once more from there. */
-        if (err == KV_ERR_CORRUPT && receipt_out->ram_bytes != 0) {
+        again = err == KV_ERR_CORRUPT && receipt_out->ram_bytes != 0;
+        if (again) {
             store_ram_forget(source->store, receipt_out->lineage);
+            kv_diag_clear(&own);
             ram = 0;
-            again = 1;
         }
-    } while (again);
+    }
     /* Recency is of sessions that woke; one that cannot be woken pushes nobody out. */
     if (err == KV_OK)
         store_ram_touch(source->store, receipt_out->lineage);

@@ -157,13 +157,11 @@ static enum kv_err find_once(struct store *store, const char *name,
 
 enum kv_err snapshot_find(struct store *store, const struct kv_alloc *alloc, const char *name,
                           struct snapshot_entry *entry_out, struct kv_diag *diag) {
-    struct store_look look = store_look_begin(store);
-    enum kv_err err;
+    struct store_look look = {0};
+    enum kv_err err = KV_OK;
     (void)alloc;
-    do {
-        kv_diag_clear(diag);
+    while (store_look(store, &look, err, diag))
         err = find_once(store, name, entry_out, diag);
-    } while (store_look_again(store, &look, err));
     return err;
 }
 

@@ -181,19 +181,22 @@ uint64_t store_sequence(struct store *store) {
     return index_state(store->index, &state, NULL) == KV_OK ? state.sequence : 0;
 }
 
-struct store_look store_look_begin(struct store *store) {
-    return (struct store_look){.sequence = store_sequence(store), .count = 1};
-}
-
-int store_look_again(struct store *store, struct store_look *look, enum kv_err err) {
+int store_look(struct store *store, struct store_look *look, enum kv_err err,
+               struct kv_diag *diag) {
+    int again = look->count > 0;
     uint64_t before = look->sequence;
 #ifdef BREAK_LOOK
-    return 0;
+    if (again)
+        return 0;
 #endif
-    if (err != KV_ERR_CORRUPT || look->count++ >= STORE_LOOKS_MAX)
+    if (again && (err != KV_ERR_CORRUPT || look->count >= STORE_LOOKS_MAX))
         return 0;
     look->sequence = store_sequence(store);
-    return look->sequence != before;
+    if (again && look->sequence == before)
+        return 0;
+    look->count++;
+    kv_diag_clear(diag);
+    return 1;
 }
 
 /* Records that walks do not show are not counted either. */

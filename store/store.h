@@ -140,15 +140,15 @@ void store_unhold(struct store *store);
  */
 uint64_t store_sequence(struct store *store);
 /* Several records that name each other, read while others commit, here or in another process: what
- * one has named may be gone before it is read. begin, then read, until `again` says 0; it says 1
- * where `err` is CORRUPT and a batch came meanwhile, STORE_LOOKS_MAX times at most. */
+ * one has named may be gone before it is read. `while (store_look(store, &look, err, diag)) err =
+ * …;` with `look` zeroed reads once, and again where `err` is CORRUPT and a batch came meanwhile,
+ * STORE_LOOKS_MAX times at most, each time with a clear diag. */
 enum { STORE_LOOKS_MAX = 8 };
 struct store_look {
     uint64_t sequence;
-    int count;
+    int count; /* of looks, the one under way too */
 };
-struct store_look store_look_begin(struct store *store);
-int store_look_again(struct store *store, struct store_look *look, enum kv_err err);
+int store_look(struct store *store, struct store_look *look, enum kv_err err, struct kv_diag *diag);
 
 /* Why something was written. */
 enum store_cause {
