@@ -42,6 +42,21 @@ static void make_bytes(unsigned index, uint8_t *bytes) {
         bytes[i] &= 0x3f;
 }
 
+/* A record of one extent. */
+static void put_one(struct store_batch *batch, unsigned index, int raw, struct iovec piece) {
+    char key[16];
+    snprintf(key, sizeof key, "x%03u", index);
+    const struct store_part part = {0, raw ? STORE_RAW : STORE_ZSTD, &piece, 1};
+    const struct store_put put = {key, strlen(key), "", 0, &part, 1};
+    assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+}
+
+static void get_one(struct store *store, unsigned index, struct store_record *record_out) {
+    char key[16];
+    snprintf(key, sizeof key, "x%03u", index);
+    assert_int_equal(store_get(store, key, strlen(key), record_out, NULL), KV_OK);
+}
+
 static void open_fixture(struct fixture *f, const struct io_door *door, uint32_t helpers) {
     struct store_batch *batch = NULL;
     memset(f, 0, sizeof *f);
@@ -58,20 +73,13 @@ static void open_fixture(struct fixture *f, const struct io_door *door, uint32_t
     assert_true(f->memory != NULL && f->expected != NULL);
     assert_int_equal(store_batch_begin(f->store, 0, &batch, NULL), KV_OK);
     for (unsigned i = 0; i < COUNT; i++) {
-        char key[16];
         make_bytes(i, f->expected);
-        snprintf(key, sizeof key, "x%02u", i);
-        const struct iovec piece = {f->expected, size_of(i)};
-        const int raw = i % EACH == 0 || i % EACH == EACH - 1;
-        const struct store_part part = {0, raw ? STORE_RAW : STORE_ZSTD, &piece, 1};
-        const struct store_put put = {key, strlen(key), "", 0, &part, 1};
-        assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
+        put_one(batch, i, i % EACH == 0 || i % EACH == EACH - 1,
+                (struct iovec){f->expected, size_of(i)});
     }
     assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
     for (unsigned i = 0; i < COUNT; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "x%02u", i);
-        assert_int_equal(store_get(f->store, key, strlen(key), &f->records[i], NULL), KV_OK);
+        get_one(f->store, i, &f->records[i]);
         f->pieces[i] = (struct iovec){f->memory + (size_t)i * PLACE_BYTES, size_of(i)};
         f->reads[i] = (struct store_read){.extent = f->records[i].extents,
                                           .pieces = &f->pieces[i],
@@ -317,19 +325,11 @@ static void runs_wait_for_room(void **state) {
     for (size_t i = 0; i < BYTES; i++)
         expected[i] &= 0x3f;
     assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
-    for (unsigned i = 0; i < PIECES; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "p%03u", i);
-        const struct iovec piece = {expected, BYTES};
-        const struct store_part part = {0, STORE_ZSTD, &piece, 1};
-        const struct store_put put = {key, strlen(key), "", 0, &part, 1};
-        assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
-    }
+    for (unsigned i = 0; i < PIECES; i++)
+        put_one(batch, i, 0, (struct iovec){expected, BYTES});
     assert_int_equal(store_batch_commit(batch, NULL, NULL), KV_OK);
     for (unsigned i = 0; i < PIECES; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "p%03u", i);
-        assert_int_equal(store_get(store, key, strlen(key), &records[i], NULL), KV_OK);
+        get_one(store, i, &records[i]);
         pieces[i] = (struct iovec){memory + (size_t)i * BYTES, BYTES};
         reads[i] = (struct store_read){
             .extent = records[i].extents, .pieces = &pieces[i], .piece_count = 1, .verify = 1};

@@ -40,7 +40,7 @@ static enum kv_err refuse(void *context, struct store *store, struct kv_diag *di
 }
 
 /* What the store alone says is said in front of the model, also where there is no store yet.
- * Fails with BREAK_LOOK. */
+ * Fails with BREAK_LATE_LOOK. */
 static void the_store_is_looked_at_before_the_model(void **state) {
     struct serving *fixture = *state;
     struct service *service = NULL;

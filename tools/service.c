@@ -259,7 +259,7 @@ static enum kv_err open_both(struct service *service, const struct service_setti
     if (makes)
         kv_diag_clear(diag);
     err = KV_OK;
-#ifndef BREAK_LOOK
+#ifndef BREAK_LATE_LOOK
     if (settings->look != NULL)
         err = settings->look(settings->look_context, service->store, diag);
 #endif
