@@ -62,7 +62,7 @@ CU_OBJ      := $(CU:%.cu=$B/%.cu.o)
 SRC_engine  := $(filter-out engine/device/device_none.c,$(SRC_engine))
 LDLIBS      += -L$(patsubst %/bin/nvcc,%/lib64,$(NVCC)) -lcudart_static -ldl -lrt -lstdc++
 else
-SRC_engine  := $(filter-out engine/device/device_cuda.c,$(SRC_engine))
+SRC_engine  := $(filter-out engine/device/device_cuda%.c,$(SRC_engine))
 SRC_kernels += kernels/cuda/without_cuda.c
 endif
 

@@ -101,7 +101,7 @@ BEGIN {
     random_call = calls("rand|srand|random|srandom|rand_r|drand48|lrand48|getrandom|getentropy|" \
                         "arc4random")
     planted = "^(tools/tidy\\.awk|tests/test_tidy\\.c)$" # these name what they look for
-    cuda_home = "^kernels/cuda/|^engine/device/device_cuda\\.c$|^tests/gpu_"
+    cuda_home = "^kernels/cuda/|^engine/device/device_cuda(_lanes)?\\.[ch]$|^tests/gpu_"
 }
 
 FNR == 1 {
@@ -159,7 +159,7 @@ head_open {
         if (!fine) complain("layer: " module "/ may not include " path)
     }
     if (/<(cuda|cublas|nv|driver_types)/ && FILENAME !~ cuda_home)
-        complain("CUDA headers belong to kernels/cuda/ and engine/device/device_cuda.c")
+        complain("CUDA headers belong to kernels/cuda/ and engine/device/device_cuda*")
     if (include_count == 1) first_include = path
     next
 }

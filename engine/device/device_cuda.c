@@ -1,15 +1,15 @@
 /* engine/device/device_cuda.c - a CUDA GPU as a device.
  *
- * Responsible for: one reservation of memory, a stream for each lane with a ring of pinned memory,
- * errors, weights as BF16, uploading plans, steps recorded as graphs.
- * Not responsible for: the arithmetic (kernels/cuda/).
+ * Responsible for: one reservation of memory, weights as BF16, uploading plans, steps recorded as
+ * graphs.
+ * Not responsible for: the arithmetic (kernels/cuda/), copies and digests (device_cuda_lanes.h).
  *
  * Operations are enqueued on the stream of DEVICE_STEP and run after the call has returned. A call
  * that CUDA refuses fails the next fetch; an error that sticks to the context is a lost device.
  */
 #include "engine/device/arena.h"
 #include "engine/device/device.h"
-#include "engine/device/pinned.h"
+#include "engine/device/device_cuda_lanes.h"
 #include "kernels/cuda/cuda_kvops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "store/base/bytes.h"
@@ -24,23 +24,9 @@
 #include <string.h>
 
 enum {
-    SLICES = 4, /* of a lane's ring, this large each */
-    SLICE_BYTES = 4 << 20,
     GRAPHS_MAX = 64,
     RECORD_AFTER = 8,
-    BATCH_FIRST = CUDA_OPS_COPIES_MAX / 16,
-    DIGEST_EXTENTS_MAX = 64,
-    DIGEST_PIECES_MAX = 131072,
     UNUSABLE_SHARE = 16 /* without a limit, 1 / so much of the free memory is left to others */
-};
-
-struct lane {
-    cudaStream_t stream;
-    pthread_mutex_t lock;
-    uint8_t *ring; /* [SLICES][SLICE_BYTES], pinned */
-    cudaEvent_t used[SLICES];
-    uint32_t next;
-    int failed;
 };
 
 /* A recorded step. Recording one takes as long as it saves in some ten steps, so a form that comes
@@ -69,12 +55,10 @@ struct plan {
 struct cuda {
     struct device device;
     const struct kv_alloc *alloc;
-    int index, graphs_wanted, multiprocessors;
+    int graphs_wanted, multiprocessors;
     char kind[32], details[64 + sizeof BUILD_CUDA_FLAGS + CUDA_GEMM_TEXT_BYTES];
     struct arena arena;
-    struct lane lanes[DEVICE_LANE_COUNT];
-    struct pinned pinned;
-    cudaEvent_t filled; /* the last fill has ended */
+    struct device_cuda_lanes lanes;
 
     struct cuda_kvops_device kvops;
     struct cuda_ops_device ops;
@@ -85,8 +69,6 @@ struct cuda {
     struct graph graphs[GRAPHS_MAX];
     uint32_t graph_count;
     struct graph *recording;
-
-    uint8_t *digest_host, *digest_at; /* extents, owners, then on the device pieces and digests */
 };
 
 static struct cuda *cuda_of(struct device *device) {
@@ -95,51 +77,17 @@ static struct cuda *cuda_of(struct device *device) {
 
 /* --- errors */
 
-/* An error of a call, or of work before it. What stays behind after it was asked for belongs to
- * the context: the device is lost. */
-static enum kv_err note(struct cuda *cuda, enum device_lane lane, cudaError_t error,
-                        const char *what) {
-    if (error == cudaSuccess)
-        return KV_OK;
-    snprintf(cuda->device.trouble, sizeof cuda->device.trouble, "%s: %s", what,
-             cudaGetErrorString(error));
-    (void)cudaGetLastError();
-    if (cudaDeviceSynchronize() != cudaSuccess || cudaGetLastError() != cudaSuccess)
-        cuda->device.lost = 1;
-    cuda->lanes[lane].failed = 1;
-    cuda->device.faults += lane == DEVICE_STEP;
-    return KV_ERR_DEVICE;
-}
-
 /* Of an operation; during a recording nothing may wait. */
 static void check(struct cuda *cuda, cudaError_t error, const char *what) {
     if (error == cudaSuccess)
         return;
     if (!cuda->recording) {
-        (void)note(cuda, DEVICE_STEP, error, what);
+        (void)device_cuda_lanes_note(&cuda->lanes, DEVICE_STEP, error, what);
         return;
     }
     snprintf(cuda->device.trouble, sizeof cuda->device.trouble, "%s: %s", what,
              cudaGetErrorString(error));
-    cuda->lanes[DEVICE_STEP].failed = 1;
-}
-
-/* What failed in the lane since this was asked last. */
-static enum kv_err taken(struct cuda *cuda, enum device_lane lane) {
-    int failed = cuda->lanes[lane].failed || cuda->device.lost;
-    cuda->lanes[lane].failed = 0;
-    return failed ? KV_ERR_DEVICE : KV_OK;
-}
-
-static enum kv_err finish(struct cuda *cuda, enum device_lane lane, const char *what) {
-    (void)note(cuda, lane, cudaStreamSynchronize(cuda->lanes[lane].stream), what);
-    return taken(cuda, lane);
-}
-
-static struct lane *enter(struct cuda *cuda, enum device_lane lane) {
-    pthread_mutex_lock(&cuda->lanes[lane].lock);
-    (void)cudaSetDevice(cuda->index);
-    return &cuda->lanes[lane];
+    cuda->lanes.of[DEVICE_STEP].failed = 1;
 }
 
 /* --- memory */
@@ -156,234 +104,37 @@ static uint64_t cuda_room(struct device *device) {
     return arena_room(&cuda_of(device)->arena);
 }
 
-static void *pin(void *context, uint64_t bytes) {
-    void *at = NULL;
-    (void)cudaSetDevice(((const struct cuda *)context)->index);
-    if (cudaHostAlloc(&at, bytes, cudaHostAllocPortable) != cudaSuccess)
-        at = NULL;
-    (void)cudaGetLastError();
-    return at;
-}
-
-static void unpin(void *context, void *at) {
-    (void)context, (void)cudaFreeHost(at);
-}
-
-/* What is there already; with 0 bytes it is let go. */
-static int pin_there(void *context, void *at, uint64_t bytes) {
-    (void)cudaSetDevice(((const struct cuda *)context)->index);
-    cudaError_t error =
-        bytes ? cudaHostRegister(at, bytes, cudaHostRegisterPortable) : cudaHostUnregister(at);
-    (void)cudaGetLastError();
-    return error == cudaSuccess;
-}
-
 static void cuda_fill(struct device *device, const struct device_fill *fill) {
     const struct cuda_ops_fill args = {fill->part_count, fill->pattern, fill->part_bytes,
                                        fill->part};
     struct cuda *cuda = cuda_of(device);
-    struct lane *lane = enter(cuda, DEVICE_STEP);
+    struct device_cuda_lane *lane = device_cuda_lanes_enter(&cuda->lanes, DEVICE_STEP);
     check(cuda, cuda_ops_fill(&args, lane->stream), "fill");
-    check(cuda, cudaEventRecord(cuda->filled, lane->stream), "fill");
+    check(cuda, cudaEventRecord(cuda->lanes.filled, lane->stream), "fill");
     pthread_mutex_unlock(&lane->lock);
 }
 
-/* --- copies */
+/* --- copies and digests */
 
-/* The next slice of the ring, once what it was used for last has ended. */
-static uint8_t *next_slice(struct cuda *cuda, enum device_lane index) {
-    struct lane *lane = &cuda->lanes[index];
-
-    (void)note(cuda, index, cudaEventSynchronize(lane->used[lane->next]), "copy");
-    return lane->ring + (uint64_t)lane->next * SLICE_BYTES;
-}
-
-static void use_slice(struct cuda *cuda, enum device_lane index) {
-    struct lane *lane = &cuda->lanes[index];
-
-    (void)note(cuda, index, cudaEventRecord(lane->used[lane->next], lane->stream), "copy");
-    lane->next = (lane->next + 1) % SLICES;
-}
-
-/* Direct copies of one call go in batches: the next is twice as large and handed over meanwhile. */
-struct batch {
-    struct cuda_ops_copies copies;
-    uint32_t limit;
-};
-
-static void send(struct cuda *cuda, enum device_lane index, struct batch *batch) {
-    if (index == DEVICE_LENT) /* few wait: a step's own copies come behind them */
-        (void)next_slice(cuda, index);
-    (void)note(cuda, index, cuda_ops_copy(&batch->copies, cuda->lanes[index].stream), "copies");
-    if (index == DEVICE_LENT)
-        use_slice(cuda, index);
-    batch->copies.count = 0;
-    batch->limit += batch->limit < CUDA_OPS_COPIES_MAX ? batch->limit : 0;
-}
-
-static void add(struct cuda *cuda, enum device_lane index, struct batch *batch,
-                const struct device_copy *copy) {
-    uint32_t i = batch->copies.count++;
-
-    batch->copies.to[i] = copy->to;
-    batch->copies.from[i] = copy->from;
-    batch->copies.bytes[i] = copy->bytes;
-    if (batch->copies.count == batch->limit)
-        send(cuda, index, batch);
-}
-
-static void copy_in_by_ring(struct cuda *cuda, enum device_lane index,
-                            const struct device_copy *copy) {
-    for (uint64_t done = 0, each; done < copy->bytes; done += each) {
-        uint8_t *slice = next_slice(cuda, index);
-        each = copy->bytes - done < SLICE_BYTES ? copy->bytes - done : SLICE_BYTES;
-        memcpy(slice, (const uint8_t *)copy->from + done, each);
-        (void)note(cuda, index,
-                   cudaMemcpyAsync((uint8_t *)copy->to + done, slice, each, cudaMemcpyHostToDevice,
-                                   cuda->lanes[index].stream),
-                   "copy to the device");
-        use_slice(cuda, index);
-    }
-}
-
-static enum kv_err cuda_copy_in(struct device *device, enum device_lane index,
+static enum kv_err cuda_copy_in(struct device *device, enum device_lane lane,
                                 const struct device_copy *copies, uint32_t count) {
-    struct cuda *cuda = cuda_of(device);
-    struct lane *lane = enter(cuda, index);
-    struct batch batch = {.limit = BATCH_FIRST};
-    int direct = 0;
-
-    if (index != DEVICE_STEP)
-        (void)note(cuda, index, cudaStreamWaitEvent(lane->stream, cuda->filled, 0), "copy");
-    for (uint32_t i = 0; i < count; i++) {
-        if (!copies[i].bytes)
-            continue;
-        if (pinned_has(&cuda->pinned, copies[i].from, copies[i].bytes)) {
-            direct = index != DEVICE_LENT;
-            add(cuda, index, &batch, &copies[i]);
-        } else {
-            copy_in_by_ring(cuda, index, &copies[i]);
-        }
-    }
-    send(cuda, index, &batch);
-    enum kv_err err =
-        direct || cuda->device.lost ? finish(cuda, index, "copy to the device") : KV_OK;
-    pthread_mutex_unlock(&lane->lock);
-    return err;
+    return device_cuda_lanes_copy_in(&cuda_of(device)->lanes, lane, copies, count);
 }
 
-static void copy_out_by_ring(struct cuda *cuda, enum device_lane index,
-                             const struct device_copy *copy) {
-    struct lane *lane = &cuda->lanes[index];
-
-    for (uint64_t done = 0, each; done < copy->bytes; done += each) {
-        uint8_t *slice = next_slice(cuda, index);
-        each = copy->bytes - done < SLICE_BYTES ? copy->bytes - done : SLICE_BYTES;
-        (void)note(cuda, index,
-                   cudaMemcpyAsync(slice, (const uint8_t *)copy->from + done, each,
-                                   cudaMemcpyDeviceToHost, lane->stream),
-                   "copy from the device");
-        (void)note(cuda, index, cudaStreamSynchronize(lane->stream), "copy from the device");
-        memcpy((uint8_t *)copy->to + done, slice, each);
-    }
-}
-
-static enum kv_err cuda_copy_out(struct device *device, enum device_lane index,
+static enum kv_err cuda_copy_out(struct device *device, enum device_lane lane,
                                  const struct device_copy *copies, uint32_t count) {
-    struct cuda *cuda = cuda_of(device);
-    struct lane *lane = enter(cuda, index);
-    struct batch batch = {.limit = BATCH_FIRST};
-    enum kv_err err;
-
-    for (uint32_t i = count; i-- > 0;) { /* the last one is the large one, small ones wait for it */
-        if (!copies[i].bytes)
-            continue;
-        if (pinned_has(&cuda->pinned, copies[i].to, copies[i].bytes)) {
-            add(cuda, index, &batch, &copies[i]);
-            continue;
-        }
-        send(cuda, index, &batch);
-        copy_out_by_ring(cuda, index, &copies[i]);
-    }
-    send(cuda, index, &batch);
-    err = finish(cuda, index, "work of the device");
-    pthread_mutex_unlock(&lane->lock);
-    return err;
+    return device_cuda_lanes_copy_out(&cuda_of(device)->lanes, lane, copies, count);
 }
 
-static enum kv_err cuda_wait(struct device *device, enum device_lane index) {
-    return cuda_copy_out(device, index, NULL, 0);
+static enum kv_err cuda_wait(struct device *device, enum device_lane lane) {
+    return device_cuda_lanes_copy_out(&cuda_of(device)->lanes, lane, NULL, 0);
 }
 
-/* --- digests. Host and device: extents, then owners; the device alone: pieces, then digests. */
-
-enum {
-    DIGEST_OWNERS_OFF = DIGEST_EXTENTS_MAX * sizeof(struct cuda_kvops_extent),
-    DIGEST_PIECES_OFF = DIGEST_OWNERS_OFF + DIGEST_PIECES_MAX * 4,
-    DIGEST_OUT_OFF = DIGEST_PIECES_OFF + DIGEST_PIECES_MAX * 8,
-    DIGEST_BYTES = DIGEST_OUT_OFF + DIGEST_EXTENTS_MAX * KV_DIGEST_BYTES
-};
-
-/* As many of the extents as fit into one launch; returns how many. */
-static uint32_t fill_digests(struct cuda *cuda, const struct device_extent *extents, uint32_t count,
-                             struct cuda_kvops_digest *args) {
-    struct cuda_kvops_extent *to = (struct cuda_kvops_extent *)cuda->digest_host;
-    uint32_t *owner = (uint32_t *)(cuda->digest_host + DIGEST_OWNERS_OFF);
-    uint32_t taken_count = 0;
-
-    *args =
-        (struct cuda_kvops_digest){.extents = (const struct cuda_kvops_extent *)cuda->digest_at,
-                                   .pieces = (uint64_t *)(cuda->digest_at + DIGEST_PIECES_OFF),
-                                   .owner = (const uint32_t *)(cuda->digest_at + DIGEST_OWNERS_OFF),
-                                   .digests = cuda->digest_at + DIGEST_OUT_OFF};
-    for (; taken_count < count && taken_count < DIGEST_EXTENTS_MAX; taken_count++) {
-        const struct device_extent *from = &extents[taken_count];
-        uint64_t bytes = from->part_bytes * from->part_count;
-        uint64_t pieces = (bytes + CUDA_KVOPS_PIECE_BYTES - 1) / CUDA_KVOPS_PIECE_BYTES;
-        struct cuda_kvops_extent *extent = &to[taken_count];
-        if (pieces > DIGEST_PIECES_MAX - args->piece_count)
-            break;
-        *extent = (struct cuda_kvops_extent){args->piece_count, bytes, from->part_bytes, {NULL}};
-        memcpy(extent->part, from->part, from->part_count * sizeof extent->part[0]);
-        for (uint64_t i = 0; i < pieces; i++)
-            owner[args->piece_count++] = taken_count;
-    }
-    args->extent_count = taken_count;
-    return taken_count;
-}
-
-static enum kv_err cuda_digest(struct device *device, enum device_lane index,
+static enum kv_err cuda_digest(struct device *device, enum device_lane lane,
                                const struct device_extent *extents, uint32_t count,
                                struct kv_digest *digests_out) {
-    struct cuda *cuda = cuda_of(device);
-    struct lane *lane = enter(cuda, index);
-    enum kv_err err = KV_OK;
-
-    assert(index == DEVICE_CHECK);
-    for (uint32_t done = 0, each; done < count && err == KV_OK; done += each) {
-        struct cuda_kvops_digest args;
-        each = fill_digests(cuda, extents + done, count - done, &args);
-        if (!each) {
-            err = note(cuda, index, cudaErrorInvalidValue, "digest of so large an extent");
-            break;
-        }
-        uint64_t told = DIGEST_OWNERS_OFF + args.piece_count * 4ull;
-        (void)note(cuda, index,
-                   cudaMemcpyAsync(cuda->digest_at, cuda->digest_host, told, cudaMemcpyHostToDevice,
-                                   lane->stream),
-                   "digest");
-        (void)note(cuda, index, cuda_kvops_digest(&args, lane->stream), "digest");
-        (void)note(cuda, index,
-                   cudaMemcpyAsync(cuda->digest_host, args.digests, each * KV_DIGEST_BYTES,
-                                   cudaMemcpyDeviceToHost, lane->stream),
-                   "digest");
-        err = finish(cuda, index, "digest");
-        for (uint32_t i = 0; i < each; i++)
-            memcpy(digests_out[done + i].bytes, cuda->digest_host + i * KV_DIGEST_BYTES,
-                   KV_DIGEST_BYTES);
-    }
-    pthread_mutex_unlock(&lane->lock);
-    return err;
+    assert(lane == DEVICE_CHECK);
+    return device_cuda_lanes_digest(&cuda_of(device)->lanes, extents, count, digests_out);
 }
 
 /* --- weights */
@@ -418,7 +169,8 @@ static enum kv_err cuda_weight_load(struct device *device, enum device_use use,
     err = copy.from && at ? cuda_copy_in(device, DEVICE_STEP, &copy, 1) : KV_ERR_DEVICE;
     if (err == KV_OK && use != as) {
         uint16_t *rows = (uint16_t *)weight->bytes;
-        check(cuda, cuda_ops_weight_rows(&held, rows, cuda->lanes[DEVICE_STEP].stream), "rounding");
+        check(cuda, cuda_ops_weight_rows(&held, rows, cuda->lanes.of[DEVICE_STEP].stream),
+              "rounding");
         err = cuda_wait(device, DEVICE_STEP);
         weight->type = OPS_BF16;
     }
@@ -443,7 +195,7 @@ static void drop_graphs(struct cuda *cuda) {
 
 /* `known`: recorded steps have its address. None of them looks for the best tokens. */
 static uint8_t *grow(struct cuda *cuda, uint8_t *old, uint64_t bytes, int known) {
-    (void)cudaStreamSynchronize(cuda->lanes[DEVICE_STEP].stream);
+    (void)cudaStreamSynchronize(cuda->lanes.of[DEVICE_STEP].stream);
     if (known)
         drop_graphs(cuda);
     if (old)
@@ -489,7 +241,7 @@ static void cuda_plan(struct device *device, uint32_t index, const struct kvops_
                                     {plan->units, plan->host + head, used - head}};
     plan->made.units = (const struct cuda_kvops_unit *)plan->units;
     (void)cuda_copy_in(device, DEVICE_STEP, copies, 2);
-    plan->known[0] *= !cuda->lanes[DEVICE_STEP].failed;
+    plan->known[0] *= !cuda->lanes.of[DEVICE_STEP].failed;
 }
 
 static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
@@ -507,7 +259,7 @@ static struct graph *find_graph(struct cuda *cuda, uint64_t shape) {
 
 static int cuda_repeat_begin(struct device *device, uint64_t shape) {
     struct cuda *cuda = cuda_of(device);
-    struct lane *lane = enter(cuda, DEVICE_STEP);
+    struct device_cuda_lane *lane = device_cuda_lanes_enter(&cuda->lanes, DEVICE_STEP);
     struct graph *graph = cuda->graphs_wanted ? find_graph(cuda, shape) : NULL;
     int run = !graph || !graph->exec;
 
@@ -525,7 +277,7 @@ static int cuda_repeat_begin(struct device *device, uint64_t shape) {
 static void cuda_repeat_end(struct device *device) {
     struct cuda *cuda = cuda_of(device);
     struct graph *graph = cuda->recording;
-    cudaStream_t stream = cuda->lanes[DEVICE_STEP].stream;
+    cudaStream_t stream = cuda->lanes.of[DEVICE_STEP].stream;
     cudaGraph_t recorded = NULL;
 
     if (!graph)
@@ -544,7 +296,7 @@ static void cuda_repeat_end(struct device *device) {
 /* --- operations */
 
 static cudaStream_t step_of(struct device *device) {
-    return cuda_of(device)->lanes[DEVICE_STEP].stream;
+    return cuda_of(device)->lanes.of[DEVICE_STEP].stream;
 }
 
 static void cuda_embed(struct device *device, const struct ops_embed *args) {
@@ -611,7 +363,8 @@ static void cuda_seal(struct device *device, const struct kvops_seal *args) {
 }
 
 static enum kv_err cuda_append(struct device *device, const struct kvops_append *args) {
-    return note(cuda_of(device), DEVICE_STEP, cuda_kvops_append(args, step_of(device)), "K and V");
+    return device_cuda_lanes_note(&cuda_of(device)->lanes, DEVICE_STEP,
+                                  cuda_kvops_append(args, step_of(device)), "K and V");
 }
 
 /* --- opening */
@@ -619,24 +372,11 @@ static enum kv_err cuda_append(struct device *device, const struct kvops_append 
 static void cuda_close(struct device *device) {
     struct cuda *cuda = cuda_of(device);
 
-    (void)cudaSetDevice(cuda->index);
+    (void)cudaSetDevice(cuda->lanes.index);
     (void)cudaDeviceSynchronize();
     drop_graphs(cuda);
     cuda_gemm_close(&cuda->gemm);
-    for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++) {
-        struct lane *lane = &cuda->lanes[i];
-        for (uint32_t k = 0; k < SLICES; k++)
-            if (lane->used[k])
-                (void)cudaEventDestroy(lane->used[k]);
-        (void)cudaFreeHost(lane->ring);
-        if (lane->stream)
-            (void)cudaStreamDestroy(lane->stream);
-        pthread_mutex_destroy(&lane->lock);
-    }
-    if (cuda->filled)
-        (void)cudaEventDestroy(cuda->filled);
-    pinned_release(&cuda->pinned);
-    (void)cudaFreeHost(cuda->digest_host);
+    device_cuda_lanes_close(&cuda->lanes);
     (void)cudaFree(cuda->arena.base);
     for (uint32_t i = 0; i < DEVICE_PLANS; i++)
         kv_alloc_release(cuda->alloc, cuda->plans[i].host);
@@ -672,17 +412,6 @@ static const struct device_ops cuda_ops = {
     .append = cuda_append,
 };
 
-static cudaError_t open_lane(struct lane *lane, int priority) {
-    cudaError_t error =
-        cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, priority);
-    if (error == cudaSuccess)
-        error = cudaHostAlloc((void **)&lane->ring, (size_t)SLICES * SLICE_BYTES,
-                              cudaHostAllocPortable);
-    for (uint32_t i = 0; i < SLICES && error == cudaSuccess; i++)
-        error = cudaEventCreateWithFlags(&lane->used[i], cudaEventDisableTiming);
-    return error;
-}
-
 static enum kv_err open_memory(struct cuda *cuda, const struct device_cuda_settings *settings,
                                struct kv_diag *diag) {
     size_t unused = 0, total = 0;
@@ -698,10 +427,8 @@ static enum kv_err open_memory(struct cuda *cuda, const struct device_cuda_setti
     if (error == cudaSuccess)
         error = cudaMalloc((void **)&cuda->arena.base, cuda->arena.bytes);
     if (error == cudaSuccess)
-        error = cudaHostAlloc((void **)&cuda->digest_host, DIGEST_BYTES, cudaHostAllocPortable);
-    if (error == cudaSuccess)
-        cuda->digest_at = cuda_get(&cuda->device, DIGEST_BYTES);
-    if (error != cudaSuccess || !cuda->digest_at)
+        cuda->lanes.digest_at = cuda_get(&cuda->device, device_cuda_lanes_digest_bytes());
+    if (error != cudaSuccess || !cuda->lanes.digest_at)
         return kv_diag_set(diag, KV_ERR_DEVICE, "%s gives no %llu bytes: %s", cuda->device.name,
                            (unsigned long long)bytes, cudaGetErrorString(error));
     return KV_OK;
@@ -711,27 +438,22 @@ static enum kv_err open_cuda(struct cuda *cuda, const struct device_cuda_setting
                              struct kv_diag *diag) {
     struct cudaDeviceProp properties;
     const char *missing;
-    int least = 0, greatest = 0;
-    cudaError_t error = cudaSetDevice(cuda->index);
+    cudaError_t error = cudaSetDevice(cuda->lanes.index);
 
     if (error == cudaSuccess)
-        error = cudaGetDeviceProperties(&properties, cuda->index);
+        error = cudaGetDeviceProperties(&properties, cuda->lanes.index);
     if (error != cudaSuccess)
-        return kv_diag_set(diag, KV_ERR_DEVICE, "CUDA device %d: %s", cuda->index,
+        return kv_diag_set(diag, KV_ERR_DEVICE, "CUDA device %d: %s", cuda->lanes.index,
                            cudaGetErrorString(error));
     snprintf(cuda->device.name, sizeof cuda->device.name, "%.100s (cuda:%d)", properties.name,
-             cuda->index);
+             cuda->lanes.index);
     snprintf(cuda->kind, sizeof cuda->kind, "cuda-sm%d%d", properties.major, properties.minor);
     cuda->multiprocessors = properties.multiProcessorCount;
     if (properties.major * 10 + properties.minor < 80)
         return kv_diag_set(diag, KV_ERR_DEVICE,
                            "%s has compute capability %d.%d: 8.0 or newer is needed",
                            cuda->device.name, properties.major, properties.minor);
-    (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    for (uint32_t i = 0; i < DEVICE_LANE_COUNT && error == cudaSuccess; i++)
-        error = open_lane(&cuda->lanes[i], i == DEVICE_STEP ? greatest : least);
-    if (error == cudaSuccess)
-        error = cudaEventCreateWithFlags(&cuda->filled, cudaEventDisableTiming);
+    error = device_cuda_lanes_open(&cuda->lanes);
     if (error == cudaSuccess)
         error = cuda_kvops_open(&cuda->kvops);
     if (error == cudaSuccess)
@@ -768,7 +490,6 @@ enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
     if (!cuda)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the device");
     cuda->alloc = settings->alloc;
-    cuda->index = (int)settings->index;
     cuda->graphs_wanted = settings->graphs;
     cuda->device = (struct device){.ops = &cuda_ops,
                                    .clock = settings->clock,
@@ -778,11 +499,8 @@ enum kv_err device_cuda_open(const struct device_cuda_settings *settings,
                                    .simd_name = "cuda",
                                    .threads = 1,
                                    .apart = 1};
-    cuda->device.pinned = &cuda->pinned;
-    pinned_init(&cuda->pinned, pin, unpin, cuda);
-    pinned_large(&cuda->pinned, cuda->alloc, pin_there);
-    for (uint32_t i = 0; i < DEVICE_LANE_COUNT; i++)
-        pthread_mutex_init(&cuda->lanes[i].lock, NULL);
+    cuda->device.pinned = &cuda->lanes.pinned;
+    device_cuda_lanes_init(&cuda->lanes, &cuda->device, (int)settings->index, settings->alloc);
     err = open_cuda(cuda, settings, diag);
     if (err == KV_OK)
         *device_out = &cuda->device;
