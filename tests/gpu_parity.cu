@@ -8,6 +8,7 @@
  */
 #include "tests/gpu_scene.cuh"
 
+#include "kernels/cuda/cuda_ops.h"
 #include "tests/gpu_digests.h"
 
 static int passed, failed;
@@ -81,6 +82,35 @@ static void test_seal(struct layout_geometry geometry, enum layout_tier tier, in
     uint32_t layer, token;
     check(kvops_seal_bad(&host, &layer, &token) == bad, what, "spoiling is seen");
     scene.release();
+}
+
+/* --- small copies from pinned memory */
+
+static void test_reads(void) {
+    static const size_t sizes[] = {1, 15, 16, 17, 4096, 65539, (1 << 20) + 16, 9 << 20};
+    enum { ROOM = 16 << 20, AROUND = 64 };
+    std::vector<uint8_t> found(ROOM);
+    uint8_t *pinned, *to;
+    char what[64];
+
+    GPU_TRY(cudaMallocHost((void **)&pinned, ROOM));
+    GPU_TRY(cudaMalloc((void **)&to, ROOM));
+    for (size_t i = 0; i < ROOM; i++)
+        pinned[i] = (uint8_t)(i * 2654435761u >> 13);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        for (size_t off = 0; off < 2; off++) {
+            GPU_TRY(cudaMemset(to, 0xA5, ROOM));
+            GPU_TRY(cuda_ops_read(to + AROUND + off, pinned + 32, sizes[i], 0));
+            GPU_TRY(cudaMemcpy(found.data(), to, ROOM, cudaMemcpyDeviceToHost));
+            size_t end = AROUND + off + sizes[i], wrong = 0;
+            for (size_t k = 0; k < ROOM; k++)
+                wrong += found[k] !=
+                         (k >= AROUND + off && k < end ? pinned[k - AROUND - off + 32] : 0xA5);
+            snprintf(what, sizeof what, "%zu bytes read to an address off by %zu", sizes[i], off);
+            check(wrong == 0, what, "every byte, and none around them");
+        }
+    GPU_TRY(cudaFree(to));
+    GPU_TRY(cudaFreeHost(pinned));
 }
 
 /* --- digest */
@@ -499,6 +529,7 @@ static void test_quickly(void) {
     tier_list tiers = {LAYOUT_K8V4, LAYOUT_K6V2, LAYOUT_K6V3};
 
     test_seal({2, 2, 128}, LAYOUT_K8V8, 1);
+    test_reads();
     test_digests();
     test_decode({1, 3, 128}, 3, {4700, 600}, tiers, "quick");
     test_decode({1, 1, 128}, 8, {900}, tiers, "quick");
@@ -531,6 +562,7 @@ int main(int argc, char **argv) {
         test_seal({1, 1, dim}, LAYOUT_K8V8, 0);
         test_decode({1, 1, dim}, 2, {3000}, {LAYOUT_K8V4}, "one head, planes across slots");
     }
+    test_reads();
     test_digests();
     for (uint32_t dim = 64; dim <= 128; dim *= 2) {
         test_tiers(dim, 4);

@@ -14,7 +14,9 @@
 enum {
     SLICES = DEVICE_CUDA_LANES_SLICES,
     SLICE_BYTES = 4 << 20,
+    READ_BYTES = 16 << 20, /* up to so much a call brings past the engine for copies */
     BATCH_FIRST = CUDA_OPS_COPIES_MAX / 16,
+    LENT_BYTES = 8 << 20, /* of a batch of DEVICE_LENT; SLICES of them may wait */
     DIGEST_EXTENTS_MAX = 64,
     DIGEST_PIECES_MAX = 131072
 };
@@ -102,17 +104,21 @@ static void use_slice(struct device_cuda_lanes *lanes, enum device_lane index) {
 /* Direct copies of one call go in batches: the next is twice as large and handed over meanwhile. */
 struct batch {
     struct cuda_ops_copies copies;
+    uint64_t bytes;
     uint32_t limit;
 };
 
 static void send(struct device_cuda_lanes *lanes, enum device_lane index, struct batch *batch) {
-    if (index == DEVICE_LENT) /* few wait: a step's own copies come behind them */
+    if (batch->copies.count == 0)
+        return;
+    if (index == DEVICE_LENT) /* few wait at a time */
         (void)next_slice(lanes, index);
     (void)device_cuda_lanes_note(lanes, index,
                                  cuda_ops_copy(&batch->copies, lanes->of[index].stream), "copies");
     if (index == DEVICE_LENT)
         use_slice(lanes, index);
     batch->copies.count = 0;
+    batch->bytes = 0;
     batch->limit += batch->limit < CUDA_OPS_COPIES_MAX ? batch->limit : 0;
 }
 
@@ -123,21 +129,30 @@ static void add(struct device_cuda_lanes *lanes, enum device_lane index, struct 
     batch->copies.to[i] = copy->to;
     batch->copies.from[i] = copy->from;
     batch->copies.bytes[i] = copy->bytes;
-    if (batch->copies.count == batch->limit)
+    batch->bytes += copy->bytes;
+    if (batch->copies.count == batch->limit || (index == DEVICE_LENT && batch->bytes >= LENT_BYTES))
         send(lanes, index, batch);
 }
 
+/* From pinned memory. Lent memory keeps the engine for copies busy for a tenth of a second at a
+ * time, and what is small must not wait for it. */
+static void move_in(struct device_cuda_lanes *lanes, enum device_lane index,
+                    const struct device_copy *copy, int small) {
+    cudaStream_t stream = lanes->of[index].stream;
+    cudaError_t error =
+        small ? cuda_ops_read(copy->to, copy->from, copy->bytes, stream)
+              : cudaMemcpyAsync(copy->to, copy->from, copy->bytes, cudaMemcpyHostToDevice, stream);
+    (void)device_cuda_lanes_note(lanes, index, error, "copy to the device");
+}
+
 static void copy_in_by_ring(struct device_cuda_lanes *lanes, enum device_lane index,
-                            const struct device_copy *copy) {
+                            const struct device_copy *copy, int small) {
     for (uint64_t done = 0, each; done < copy->bytes; done += each) {
         uint8_t *slice = next_slice(lanes, index);
         each = copy->bytes - done < SLICE_BYTES ? copy->bytes - done : SLICE_BYTES;
         memcpy(slice, (const uint8_t *)copy->from + done, each);
-        (void)device_cuda_lanes_note(lanes, index,
-                                     cudaMemcpyAsync((uint8_t *)copy->to + done, slice, each,
-                                                     cudaMemcpyHostToDevice,
-                                                     lanes->of[index].stream),
-                                     "copy to the device");
+        const struct device_copy part = {(uint8_t *)copy->to + done, slice, each};
+        move_in(lanes, index, &part, small);
         use_slice(lanes, index);
     }
 }
@@ -145,21 +160,27 @@ static void copy_in_by_ring(struct device_cuda_lanes *lanes, enum device_lane in
 enum kv_err device_cuda_lanes_copy_in(struct device_cuda_lanes *lanes, enum device_lane index,
                                       const struct device_copy *copies, uint32_t count) {
     struct device_cuda_lane *lane = device_cuda_lanes_enter(lanes, index);
-    struct batch batch = {.limit = BATCH_FIRST};
+    struct batch batch = {.limit = index == DEVICE_LENT ? CUDA_OPS_COPIES_MAX : BATCH_FIRST};
+    uint64_t bytes = 0;
     int direct = 0;
 
+    for (uint32_t i = 0; i < count; i++)
+        bytes += copies[i].bytes;
+    int small = index != DEVICE_LENT && bytes <= READ_BYTES;
     if (index != DEVICE_STEP)
         (void)device_cuda_lanes_note(lanes, index,
                                      cudaStreamWaitEvent(lane->stream, lanes->filled, 0), "copy");
     for (uint32_t i = 0; i < count; i++) {
         if (!copies[i].bytes)
             continue;
-        if (pinned_has(&lanes->pinned, copies[i].from, copies[i].bytes)) {
-            direct = index != DEVICE_LENT;
+        int pinned = pinned_has(&lanes->pinned, copies[i].from, copies[i].bytes);
+        direct |= pinned && index != DEVICE_LENT;
+        if (!pinned)
+            copy_in_by_ring(lanes, index, &copies[i], small);
+        else if (small)
+            move_in(lanes, index, &copies[i], 1);
+        else
             add(lanes, index, &batch, &copies[i]);
-        } else {
-            copy_in_by_ring(lanes, index, &copies[i]);
-        }
     }
     send(lanes, index, &batch);
     enum kv_err err =
@@ -263,10 +284,8 @@ enum kv_err device_cuda_lanes_digest(struct device_cuda_lanes *lanes,
             break;
         }
         uint64_t told = DIGEST_OWNERS_OFF + args.piece_count * 4ull;
-        (void)device_cuda_lanes_note(lanes, DEVICE_CHECK,
-                                     cudaMemcpyAsync(lanes->digest_at, lanes->digest_host, told,
-                                                     cudaMemcpyHostToDevice, lane->stream),
-                                     "digest");
+        const struct device_copy list = {lanes->digest_at, lanes->digest_host, told};
+        move_in(lanes, DEVICE_CHECK, &list, 1);
         (void)device_cuda_lanes_note(lanes, DEVICE_CHECK, cuda_kvops_digest(&args, lane->stream),
                                      "digest");
         (void)device_cuda_lanes_note(lanes, DEVICE_CHECK,

@@ -46,6 +46,11 @@ struct cuda_ops_copies {
 };
 cudaError_t cuda_ops_copy(const struct cuda_ops_copies *copies, cudaStream_t stream);
 
+/* Into the device's memory from pinned memory, read by threads: it shares the bus with larger
+ * copies instead of waiting for those of other streams. All of it is there before anything behind
+ * it starts, overlapping or not. Fastest where both are 16-byte aligned. */
+cudaError_t cuda_ops_read(void *to, const void *from, size_t bytes, cudaStream_t stream);
+
 /* A 16-bit pattern into equal parts, 16-byte aligned; bytes a multiple of 16. */
 struct cuda_ops_fill {
     uint32_t count;
