@@ -189,7 +189,7 @@ enum kv_err transfer_part_write(struct engine *engine, const struct transfer_par
 /* A few at a time, so that the list needs no memory of its own. */
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out) {
-    enum { EACH = TRANSFER_PARTS_MAX };
+    enum { EACH = TRANSFER_DIGESTS_MAX };
     struct device_extent extents[EACH];
     struct kv_digest digests[EACH];
     uint32_t of[EACH], filled = 0;

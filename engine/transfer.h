@@ -51,7 +51,9 @@ void transfer_send_begin(struct engine *engine);
 enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_part *parts,
                                 const void *const *bytes, uint32_t count);
 enum kv_err transfer_send_end(struct engine *engine);
-/* Digests of the parts' bytes where they lie; DEVICE. */
+/* Digests of the parts' bytes where they lie; DEVICE. Many at once cost less; those of up to
+ * TRANSFER_DIGESTS_MAX go to the device together. */
+enum { TRANSFER_DIGESTS_MAX = 256 };
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out);
 /* Memory of the processor that parts are read to and written from fastest, 4 KiB aligned; NULL. */

@@ -19,6 +19,7 @@
 
 enum {
     EACH = TRANSFER_PARTS_MAX,
+    CHECK_EACH = TRANSFER_DIGESTS_MAX,
     WAIT_EACH = 8 * EACH, /* items of the last group that are handed over before a wait */
     GROUPS = 16,          /* at most */
     STREAMS_OF_ALL = 1 << LAYOUT_META | 1 << LAYOUT_PAGE | 1 << LAYOUT_SINKS,
@@ -172,8 +173,8 @@ static void note(struct rest_layers *layers, enum kv_err err, const struct kv_di
 
 /* Digests where they lie, numbers where they were lent. */
 static void check(struct rest_layers *layers, const size_t *items, size_t count) {
-    struct transfer_part places[EACH];
-    struct kv_digest found[EACH];
+    struct transfer_part places[CHECK_EACH];
+    struct kv_digest found[CHECK_EACH];
     uint64_t begun = now_ns(layers);
     for (size_t i = 0; i < count; i++)
         places[i] = layers->fetch.items[items[i]].place;
@@ -203,7 +204,7 @@ static void *checker_main(void *context) {
         pthread_mutex_unlock(&layers->lock);
         if (count == 0)
             break;
-        count = count < EACH ? count : EACH;
+        count = count < CHECK_EACH ? count : CHECK_EACH;
         check(layers, layers->order + at, count);
     }
     layers->at.digested_ns = now_ns(layers);
@@ -258,7 +259,7 @@ static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag
         kv_diag_set(diag, err, "scales and window: the device failed");
     /* Pages that are staged are not there any more once they are published. */
     for (size_t at = 0, count; err == KV_OK && at < layers->page_count; at += count) {
-        count = layers->page_count - at < EACH ? layers->page_count - at : EACH;
+        count = layers->page_count - at < CHECK_EACH ? layers->page_count - at : CHECK_EACH;
         check(layers, layers->order + at, count);
     }
     return err == KV_OK && layers->err != KV_OK

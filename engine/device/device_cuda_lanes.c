@@ -17,7 +17,7 @@ enum {
     READ_BYTES = 16 << 20, /* up to so much a call brings past the engine for copies */
     BATCH_FIRST = CUDA_OPS_COPIES_MAX / 16,
     LENT_BYTES = 8 << 20, /* of a batch of DEVICE_LENT; SLICES of them may wait */
-    DIGEST_EXTENTS_MAX = 64,
+    DIGEST_EXTENTS_MAX = 256,
     DIGEST_PIECES_MAX = 131072
 };
 
