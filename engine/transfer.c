@@ -172,6 +172,17 @@ enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_par
     return write_parts(engine, parts, bytes, count, DEVICE_LENT);
 }
 
+uint64_t transfer_sent(struct engine *engine) {
+    return device_sent(engine->device, DEVICE_LENT);
+}
+
+enum kv_err transfer_send_wait(struct engine *engine, uint64_t sent) {
+#ifdef BREAK_LAYERS_WAIT
+    return KV_OK;
+#endif
+    return device_wait_sent(engine->device, DEVICE_LENT, sent);
+}
+
 enum kv_err transfer_send_end(struct engine *engine) {
     enum kv_err err = KV_OK;
 #ifndef BREAK_LAYERS_WAIT

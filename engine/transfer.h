@@ -51,6 +51,10 @@ void transfer_send_begin(struct engine *engine);
 enum kv_err transfer_parts_send(struct engine *engine, const struct transfer_part *parts,
                                 const void *const *bytes, uint32_t count);
 enum kv_err transfer_send_end(struct engine *engine);
+/* How much was sent so far, and waiting for so much of it: more may be on its way. DEVICE, which
+ * the end says again. */
+uint64_t transfer_sent(struct engine *engine);
+enum kv_err transfer_send_wait(struct engine *engine, uint64_t sent);
 /* Digests of the parts' bytes where they lie; DEVICE. Many at once cost less; those of up to
  * TRANSFER_DIGESTS_MAX go to the device together. */
 enum { TRANSFER_DIGESTS_MAX = 256 };
@@ -167,6 +171,8 @@ struct transfer_load;
 enum kv_err transfer_load_begin(struct engine *engine, const struct image *image,
                                 enum transfer_tiers tiers, struct transfer_load **load_out,
                                 struct kv_diag *diag);
+/* The session that is to be published: for transfer_layers_ alone until then. */
+struct session *transfer_load_session(struct transfer_load *load);
 /* Streams of block `index` that are read at first, META first. */
 uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
                              struct transfer_part *parts_out);
@@ -189,7 +195,8 @@ void transfer_load_abandon(struct transfer_load *load);
  * probes, fingerprints) wait in front of each layer until it has arrived, while others may step;
  * nothing else looks at its planes until it is WAKING no more. Whoever loads has ended before
  * session_drop. Once all have arrived this costs nothing. */
-/* The scheduler thread, before the first question: no layer is there. */
+/* The scheduler thread, before the first question, or who loads a session that is not published
+ * yet: no layer is there. */
 void transfer_layers_expect(struct session *session);
 /* Any thread: layers [0, layers) are in their places, on the device. The most ever told counts. */
 void transfer_layers_arrived(struct session *session, uint32_t layers);

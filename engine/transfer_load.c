@@ -226,6 +226,10 @@ done:
     return err;
 }
 
+struct session *transfer_load_session(struct transfer_load *load) {
+    return load->session;
+}
+
 uint32_t transfer_load_block(struct transfer_load *load, uint32_t index,
                              struct transfer_part *parts_out) {
     assert(index < load->session->block_count);

@@ -4,10 +4,11 @@
  * Not responsible for: computing the proof.
  *
  * In a plane's extent the layers follow each other, so a group of layers is one stretch of each.
- * Groups are small and each is waited for: then what is left of the proof when the last byte has
- * come is one group, and small copies of the proof get in between. Digests are of whole extents;
- * those of the last group follow it piece by piece on another thread, which looks at the scales
- * before.
+ * Groups are a quarter of the layers, at the end half of those left: most bytes come in long
+ * copies, the proof begins early, and little of it is left when the last byte has come. Digests are
+ * of whole extents; they follow the last group some hundred extents at a time on another thread,
+ * which looks at pages and scales before. Copies begin as soon as their places are known and go on
+ * without a pause while the session is published and asked.
  */
 #include "restore/rest_layers.h"
 
@@ -15,15 +16,23 @@
 #include "store/base/polite.h"
 #include "store/store_ram.h"
 
+#include <assert.h>
 #include <pthread.h>
 
 enum {
     EACH = TRANSFER_PARTS_MAX,
+    WAIT_EACH = 16 * EACH, /* items of the last group that are told of at once */
     CHECK_EACH = TRANSFER_DIGESTS_MAX,
-    WAIT_EACH = 8 * EACH, /* items of the last group that are handed over before a wait */
-    GROUPS = 16,          /* at most */
     STREAMS_OF_ALL = 1 << LAYOUT_META | 1 << LAYOUT_PAGE | 1 << LAYOUT_SINKS,
     PLANES = (1 << LAYOUT_META) - 1
+};
+
+/* Items, or layers of them, that were handed over and not waited for. */
+struct portion {
+    uint64_t sent; /* as transfer_sent says */
+    uint64_t bytes;
+    size_t placed;   /* once it has come: items of the order that are whole, 0: as before … */
+    uint32_t layers; /* … and layers that are there, likewise */
 };
 
 struct rest_layers {
@@ -33,25 +42,29 @@ struct rest_layers {
     size_t *order;                /* items: pages, scales, planes */
     size_t page_count, whole_count;
     uint32_t layers;
-    struct session *session;
+    struct session *session; /* unseen before it is followed */
     pthread_t loader, checker;
     int loads, checks; /* the thread was started */
+    int followed, cancelled;
     pthread_mutex_t lock;
     pthread_cond_t moved;
     /* Under the lock. */
     uint32_t there;      /* layers */
     size_t placed;       /* items of the order that are whole */
+    size_t looked;       /* and that were checked */
     uint64_t bytes_done; /* of the fetch */
-    int over, stop;      /* over: no more will come */
+    int over, done;      /* no more will come; nor be checked */
+    int stop;
+    enum kv_err err; /* the first that a check has found */
+    struct kv_diag diag;
+    enum kv_err err_of_pages;
     /* Of the loader, then of the caller. */
+    struct portion portion;
     enum kv_err copy_err;
     uint64_t copy_ns;
-    /* Of who checks. */
+    /* Of who checks, then of the caller. */
     uint64_t check_ns;
     uint32_t checked, failed;
-    enum kv_err err;
-    struct kv_diag diag;
-    int cancelled;
     struct receipt_layers at; /* by the clock; each time is of who does what it is of */
 };
 
@@ -94,63 +107,96 @@ static enum kv_err send(struct rest_layers *layers, const size_t *items, size_t 
     return transfer_parts_send(layers->args.source->engine, parts, bytes, (uint32_t)count);
 }
 
-/* Adds what has come; 0: stop. */
-static int tell_placed(struct rest_layers *layers, uint64_t bytes, size_t placed) {
+static int is_stopped(struct rest_layers *layers) {
     pthread_mutex_lock(&layers->lock);
-    layers->bytes_done += bytes;
-    layers->placed = placed > layers->placed ? placed : layers->placed;
-    int go_on = !layers->stop;
-    pthread_cond_broadcast(&layers->moved);
+    int stop = layers->stop;
     pthread_mutex_unlock(&layers->lock);
-    return go_on;
+    return stop;
 }
 
-/* Layers [first, end) of the items from `at` to `item_end` of the order. */
+/* Waits for the portion that is on its way, and tells of it. */
+static enum kv_err settle(struct rest_layers *layers) {
+    struct portion portion = layers->portion;
+    layers->portion = (struct portion){0};
+    if (portion.bytes == 0)
+        return KV_OK;
+    enum kv_err err = transfer_send_wait(layers->args.source->engine, portion.sent);
+    if (err != KV_OK)
+        return err;
+    if (portion.layers != 0) {
+        layers->at.copied_ns = now_ns(layers);
+        layers->at.first_ns = layers->at.first_ns != 0 ? layers->at.first_ns : layers->at.copied_ns;
+        transfer_layers_arrived(layers->session, portion.layers);
+    }
+    pthread_mutex_lock(&layers->lock);
+    layers->bytes_done += portion.bytes;
+    layers->placed = portion.placed > layers->placed ? portion.placed : layers->placed;
+    layers->there = portion.layers > layers->there ? portion.layers : layers->there;
+    pthread_cond_broadcast(&layers->moved);
+    pthread_mutex_unlock(&layers->lock);
+    return KV_OK;
+}
+
+/* Layers [first, end) of the items from `at` to `item_end` of the order: handed over, and only what
+ * came before is waited for, so that the device always has more to copy. */
 static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end, uint32_t first,
                          uint32_t end) {
     enum kv_err err = KV_OK;
-    int last = end == layers->layers;
+    int planes = at >= layers->whole_count, last = end == layers->layers;
     while (at < item_end && err == KV_OK) {
         size_t until = last && item_end - at > WAIT_EACH ? at + WAIT_EACH : item_end;
-        transfer_send_begin(layers->args.source->engine);
-        uint64_t bytes = 0, begun = now_ns(layers);
+        struct portion portion = {0};
         for (size_t count; at < until && err == KV_OK; at += count) {
             count = until - at < EACH ? until - at : EACH;
-            err = send(layers, layers->order + at, count, first, end);
+            err = is_stopped(layers) ? KV_ERR_CANCELLED
+                                     : send(layers, layers->order + at, count, first, end);
             for (size_t i = 0; i < count; i++)
-                bytes += layers->fetch.items[layers->order[at + i]].place.size / layers->layers *
-                         (end - first);
+                portion.bytes += layers->fetch.items[layers->order[at + i]].place.size /
+                                 layers->layers * (end - first);
+            err = err == KV_OK ? settle(layers) : err;
         }
-        enum kv_err came = transfer_send_end(layers->args.source->engine);
-        err = err == KV_OK ? came : err;
-        layers->copy_ns += now_ns(layers) - begun;
-        if (err == KV_OK && !tell_placed(layers, bytes, last ? at : 0))
-            err = KV_ERR_CANCELLED;
+        portion.sent = transfer_sent(layers->args.source->engine);
+        portion.placed = last ? at : 0;
+        portion.layers = planes && at == item_end ? end : 0;
+        layers->portion = portion;
     }
     return err;
 }
 
-static void *loader_main(void *context) {
-    struct rest_layers *layers = context;
+/* Half of the layers that are left, a quarter of all at most, a sixteenth at least: copies of one
+ * layer of 32 take a fifth longer, and the proof of two takes 3 ms. */
+static enum kv_err bring_layers(struct rest_layers *layers) {
+    uint32_t all = layers->layers, most = (all + 3) / 4, least = (all + 15) / 16;
     enum kv_err err = KV_OK;
-    uint32_t each = (layers->layers + GROUPS - 1) / GROUPS;
     layers->at.sent_ns = now_ns(layers);
-    for (uint32_t first = 0, end; first < layers->layers && err == KV_OK; first = end) {
-        end = layers->layers - first > each ? first + each : layers->layers;
+    for (uint32_t first = 0, end; first < all && err == KV_OK; first = end) {
+        uint32_t half = (all - first + 1) / 2, wanted = half < most ? half : most;
+        end = first + (wanted > least ? wanted : least);
+        end = end < all ? end : all;
 #ifdef BREAK_LAYERS_EARLY
         transfer_layers_arrived(layers->session, end);
 #endif
         err = bring(layers, layers->whole_count, layers->fetch.count, first, end);
-        if (err != KV_OK)
-            break;
-        layers->at.copied_ns = now_ns(layers);
-        layers->at.first_ns = first == 0 ? layers->at.copied_ns : layers->at.first_ns;
-        transfer_layers_arrived(layers->session, end);
-        pthread_mutex_lock(&layers->lock);
-        layers->there = end;
-        pthread_cond_broadcast(&layers->moved);
-        pthread_mutex_unlock(&layers->lock);
     }
+    return err;
+}
+
+/* What every layer needs comes as a whole and first, pages in front: they are waited for. */
+static void *loader_main(void *context) {
+    struct rest_layers *layers = context;
+    struct engine *engine = layers->args.source->engine;
+    transfer_send_begin(engine);
+    uint64_t begun = now_ns(layers);
+    enum kv_err err = bring(layers, 0, layers->page_count, 0, layers->layers);
+    if (err == KV_OK)
+        err = bring(layers, layers->page_count, layers->whole_count, 0, layers->layers);
+    if (err == KV_OK)
+        err = bring_layers(layers);
+    if (err == KV_OK)
+        err = settle(layers);
+    layers->copy_ns = now_ns(layers) - begun;
+    enum kv_err end = transfer_send_end(engine);
+    err = err == KV_OK ? end : err;
     if (err != KV_OK)
         transfer_layers_failed(layers->session, err);
     layers->copy_err = err;
@@ -165,10 +211,12 @@ static void *loader_main(void *context) {
 
 static void note(struct rest_layers *layers, enum kv_err err, const struct kv_diag *diag) {
     layers->failed++;
-    if (layers->err != KV_OK)
-        return;
-    layers->err = err;
-    layers->diag = *diag;
+    pthread_mutex_lock(&layers->lock);
+    if (layers->err == KV_OK) {
+        layers->err = err;
+        layers->diag = *diag;
+    }
+    pthread_mutex_unlock(&layers->lock);
 }
 
 /* Digests where they lie, numbers where they were lent. */
@@ -196,17 +244,27 @@ static void check(struct rest_layers *layers, const size_t *items, size_t count)
 static void *checker_main(void *context) {
     struct rest_layers *layers = context;
     kv_polite();
-    for (size_t at = layers->page_count, count; at < layers->fetch.count; at += count) {
-        pthread_mutex_lock(&layers->lock);
+    pthread_mutex_lock(&layers->lock);
+    for (size_t at = 0, count; at < layers->fetch.count; at += count) {
         while (layers->placed <= at && !layers->over)
             pthread_cond_wait(&layers->moved, &layers->lock);
         count = layers->placed - (at < layers->placed ? at : layers->placed);
-        pthread_mutex_unlock(&layers->lock);
         if (count == 0)
             break;
         count = count < CHECK_EACH ? count : CHECK_EACH;
+        if (at < layers->page_count && count > layers->page_count - at)
+            count = layers->page_count - at;
+        pthread_mutex_unlock(&layers->lock);
         check(layers, layers->order + at, count);
+        pthread_mutex_lock(&layers->lock);
+        layers->looked = at + count;
+        if (at < layers->page_count)
+            layers->err_of_pages = layers->err;
+        pthread_cond_broadcast(&layers->moved);
     }
+    layers->done = 1;
+    pthread_cond_broadcast(&layers->moved);
+    pthread_mutex_unlock(&layers->lock);
     layers->at.digested_ns = now_ns(layers);
     return NULL;
 }
@@ -252,21 +310,6 @@ static void release(struct rest_layers *layers) {
     kv_alloc_release(source->alloc, layers);
 }
 
-/* What every layer needs is handed over as a whole. */
-static enum kv_err bring_wholes(struct rest_layers *layers, struct kv_diag *diag) {
-    enum kv_err err = bring(layers, 0, layers->whole_count, 0, layers->layers);
-    if (err != KV_OK)
-        kv_diag_set(diag, err, "scales and window: the device failed");
-    /* Pages that are staged are not there any more once they are published. */
-    for (size_t at = 0, count; err == KV_OK && at < layers->page_count; at += count) {
-        count = layers->page_count - at < CHECK_EACH ? layers->page_count - at : CHECK_EACH;
-        check(layers, layers->order + at, count);
-    }
-    return err == KV_OK && layers->err != KV_OK
-               ? kv_diag_set(diag, layers->err, "%s", layers->diag.text)
-               : err;
-}
-
 static enum kv_err prepare(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
     const struct rest_load_args *args = &layers->args;
     const struct kv_alloc *alloc = args->source->alloc;
@@ -278,6 +321,53 @@ static enum kv_err prepare(struct rest_layers *layers, int *lent_out, struct kv_
     *lent_out = borrow_all(layers);
     put_in_order(layers);
     return KV_OK;
+}
+
+static void join(struct rest_layers *layers) {
+    if (layers->loads)
+        pthread_join(layers->loader, NULL);
+    if (layers->checks)
+        pthread_join(layers->checker, NULL);
+    layers->loads = layers->checks = 0;
+}
+
+static void stop(struct rest_layers *layers) {
+    pthread_mutex_lock(&layers->lock);
+    layers->stop = 1;
+    pthread_mutex_unlock(&layers->lock);
+}
+
+/* Until the pages are whole and as they were saved: those that are staged are not there any more
+ * once they are published. */
+static enum kv_err await_pages(struct rest_layers *layers, struct kv_diag *diag) {
+    pthread_mutex_lock(&layers->lock);
+    while (layers->looked < layers->page_count && !layers->done)
+        pthread_cond_wait(&layers->moved, &layers->lock);
+    int whole = layers->looked >= layers->page_count;
+    enum kv_err err = layers->err_of_pages;
+    if (err != KV_OK)
+        kv_diag_set(diag, err, "%s", layers->diag.text);
+    pthread_mutex_unlock(&layers->lock);
+    return err != KV_OK || whole
+               ? err
+               : kv_diag_set(diag, KV_ERR_DEVICE, "window and sinks: the device failed");
+}
+
+/* Two threads, which go on when it returns KV_OK. */
+static enum kv_err start(struct rest_layers *layers, struct kv_diag *diag) {
+    int error = pthread_create(&layers->loader, NULL, loader_main, layers);
+    layers->loads = error == 0;
+    if (error == 0)
+        error = pthread_create(&layers->checker, NULL, checker_main, layers);
+    layers->checks = error == 0;
+    enum kv_err err =
+        error == 0 ? await_pages(layers, diag)
+                   : kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
+    if (err == KV_OK)
+        return KV_OK;
+    stop(layers);
+    join(layers);
+    return err;
 }
 
 enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_fetch *fetch,
@@ -295,13 +385,15 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_fet
     layers->fetch = *fetch;
     pthread_mutex_init(&layers->lock, NULL);
     pthread_cond_init(&layers->moved, NULL);
+    layers->session = transfer_load_session(args->load);
     /* Nobody can see the shadow yet. */
     engine_away(args->source->engine);
     enum kv_err err = prepare(layers, &lent, diag);
     if (err == KV_OK && lent) {
         const struct store_read_stats stats = {.ram_bytes = layers->fetch.raw_bytes};
         rest_load_stats(args->receipt, &stats);
-        err = bring_wholes(layers, diag);
+        transfer_layers_expect(layers->session);
+        err = start(layers, diag);
         args->receipt->digests_checked += err != KV_OK ? layers->checked : 0;
         args->receipt->digests_failed += err != KV_OK ? layers->failed : 0;
     }
@@ -345,20 +437,9 @@ static void watch(struct rest_layers *layers) {
 enum kv_err rest_layers_follow(struct rest_layers *layers, struct session *session,
                                struct kv_diag *diag) {
     struct engine *engine = layers->args.source->engine;
-    layers->session = session;
+    assert(session == layers->session);
     session_ask_begin(session);
-    transfer_layers_expect(session);
-    int error = pthread_create(&layers->loader, NULL, loader_main, layers);
-    layers->loads = error == 0;
-    if (error == 0)
-        error = pthread_create(&layers->checker, NULL, checker_main, layers);
-    layers->checks = error == 0;
-    if (error != 0) {
-        pthread_mutex_lock(&layers->lock);
-        layers->stop = 1;
-        pthread_mutex_unlock(&layers->lock);
-        return kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
-    }
+    layers->followed = 1;
     engine_away(engine);
     watch(layers);
     engine_back(engine);
@@ -381,8 +462,6 @@ static void add_to_receipt(const struct rest_layers *layers) {
 static enum kv_err outcome(struct rest_layers *layers, struct kv_diag *diag) {
     if (layers->cancelled)
         return kv_diag_set(diag, KV_ERR_CANCELLED, "stopped while reading");
-    if (!layers->checks)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "cannot start the threads to load with");
     if (layers->copy_err != KV_OK)
         return kv_diag_set(diag, layers->copy_err, "planes of %u layers: the device failed",
                            layers->layers - layers->there);
@@ -398,15 +477,14 @@ enum kv_err rest_layers_end(struct rest_layers *layers, struct kv_diag *diag) {
     if (layers == NULL)
         return KV_OK;
     enum kv_err err = KV_OK;
-    if (layers->session != NULL) {
-        engine_away(layers->args.source->engine);
-        if (layers->loads)
-            pthread_join(layers->loader, NULL);
-        if (layers->checks)
-            pthread_join(layers->checker, NULL);
-        if (layers->checks && layers->copy_err == KV_OK)
-            tell_progress(layers, layers->fetch.raw_bytes);
-        engine_back(layers->args.source->engine);
+    if (!layers->followed)
+        stop(layers);
+    engine_away(layers->args.source->engine);
+    join(layers);
+    if (layers->followed && layers->copy_err == KV_OK)
+        tell_progress(layers, layers->fetch.raw_bytes);
+    engine_back(layers->args.source->engine);
+    if (layers->followed) {
         session_ask_end(layers->session);
         add_to_receipt(layers);
         err = outcome(layers, diag);

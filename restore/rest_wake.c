@@ -173,6 +173,11 @@ static void remember(const struct wake *wake) {
 static enum kv_err publish(struct wake *wake, struct kv_diag *diag) {
     enum kv_err err = transfer_load_publish(wake->load, &wake->session, diag);
     if (err != KV_OK) {
+        /* What still comes has its place until it was waited for. */
+#ifndef BREAK_LAYERS_ABANDON
+        (void)rest_layers_end(wake->layers, NULL);
+        wake->layers = NULL;
+#endif
         transfer_load_abandon(wake->load);
         wake->load = NULL;
         return err;
@@ -251,11 +256,11 @@ static void describe_layers(struct wake *wake, const struct receipt_layers *at) 
 static enum kv_err publish_and_prove(struct wake *wake, struct kv_diag *diag) {
     const struct kv_clock *clock = wake->source->clock;
     uint64_t *stage_ns = wake->receipt->stage_ns;
-    struct rest_layers *layers = wake->layers;
     struct receipt_layers at = {0};
     struct kv_diag late = {""};
     uint64_t begun = kv_clock_now_ns(clock);
     enum kv_err err = publish(wake, diag);
+    struct rest_layers *layers = wake->layers;
     at.published_ns = kv_clock_now_ns(clock);
     stage_ns[RECEIPT_PUBLISH] = at.published_ns - begun;
     int followed = err == KV_OK && layers != NULL;

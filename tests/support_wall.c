@@ -37,6 +37,7 @@ struct wall {
     struct ops_kv_dest dest[ROWS_MAX];
     struct device_copy lent[LENT_MAX]; /* that nobody has waited for: they have not begun */
     uint32_t lent_count;
+    uint64_t lent_ended;         /* before those */
     int failed;                  /* an operation, since results were fetched */
     int late[DEVICE_LANE_COUNT]; /* a copy, since the lane was waited for */
 };
@@ -241,6 +242,7 @@ static enum kv_err wall_copy_out(struct device *device, enum device_lane lane,
     struct wall *wall = wall_of(device);
 
     if ((lane == DEVICE_OUT && breaks(wall, SUPPORT_WALL_COPY_OUT)) ||
+        (lane == DEVICE_IN && count && breaks(wall, SUPPORT_WALL_PUBLISH)) ||
         (lane == DEVICE_STEP && fetch_fails(wall)))
         return KV_ERR_DEVICE;
     for (uint32_t i = 0; i < count; i++)
@@ -265,13 +267,31 @@ static enum kv_err wall_digest(struct device *device, enum device_lane lane,
     return wall->device.lost ? KV_ERR_DEVICE : KV_OK;
 }
 
+static uint64_t wall_sent(struct device *device, enum device_lane lane) {
+    return lane == DEVICE_LENT ? wall_of(device)->lent_ended + wall_of(device)->lent_count : 0;
+}
+
+/* The oldest first, and no more than was asked for. */
+static enum kv_err wall_wait_sent(struct device *device, enum device_lane lane, uint64_t sent) {
+    struct wall *wall = wall_of(device);
+    uint32_t due = sent > wall->lent_ended ? (uint32_t)(sent - wall->lent_ended) : 0;
+
+    assert(lane == DEVICE_LENT && due <= wall->lent_count);
+    for (uint32_t i = 0; i < due; i++) {
+        const struct device_copy *copy = &wall->lent[i];
+        memcpy(behind(wall, copy->to), copy->from, copy->bytes);
+    }
+    wall->lent_count -= due;
+    wall->lent_ended += due;
+    memmove(wall->lent, wall->lent + due, wall->lent_count * sizeof wall->lent[0]);
+    return wall->device.lost || wall->late[lane] ? KV_ERR_DEVICE : KV_OK;
+}
+
 static enum kv_err wall_wait(struct device *device, enum device_lane lane) {
     struct wall *wall = wall_of(device);
 
-    for (; lane == DEVICE_LENT && wall->lent_count > 0; wall->lent_count--) {
-        const struct device_copy *copy = &wall->lent[wall->lent_count - 1];
-        memcpy(behind(wall, copy->to), copy->from, copy->bytes);
-    }
+    if (lane == DEVICE_LENT)
+        (void)wall_wait_sent(device, lane, wall->lent_ended + wall->lent_count);
     int late = wall->late[lane];
     wall->late[lane] = 0;
     return wall->device.lost || late ? KV_ERR_DEVICE : KV_OK;
@@ -494,6 +514,8 @@ static const struct device_ops wall_ops = {
     .copy_out = wall_copy_out,
     .digest = wall_digest,
     .wait = wall_wait,
+    .sent = wall_sent,
+    .wait_sent = wall_wait_sent,
     .scratch = wall_scratch,
     .weight_bytes = wall_weight_bytes,
     .weight_load = wall_weight_load,

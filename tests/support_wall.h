@@ -26,6 +26,7 @@ enum support_wall_fault {
     SUPPORT_WALL_COPY_IN,    /* the next copy of a reader fails */
     SUPPORT_WALL_COPY_LATE,  /* the same, and whoever waits next in its lane is told */
     SUPPORT_WALL_DIGEST,     /* the next digests fail */
+    SUPPORT_WALL_PUBLISH,    /* the next page that a reader fills in part cannot be looked at */
     SUPPORT_WALL_LOST        /* from the next step on nothing works */
 };
 void support_wall_break(enum support_wall_fault fault);

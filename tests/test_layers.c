@@ -5,8 +5,8 @@
  * Not responsible for: what lies in memory (test_ram.c), the gate in front of a layer (test_ask.c).
  *
  * Fails with BREAK_LAYERS_EARLY (a group of layers is announced before it is copied),
- * BREAK_LAYERS_WAIT (nobody waits for the copies) and BREAK_LAYERS_END (what the digests say is not
- * asked for).
+ * BREAK_LAYERS_WAIT (nobody waits for the copies), BREAK_LAYERS_END (what the digests say is not
+ * asked for) and BREAK_LAYERS_ABANDON (places are given back while planes are on their way).
  */
 #include "restore/rest_layers.h"
 
@@ -18,6 +18,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { LAYERS = 6, BLOCKS = 6, TOKENS = 64 + 256 * (BLOCKS + 1) + 30 };
 
@@ -65,10 +66,53 @@ static void close_fixture(struct fixture *f) {
     support_wall_set(1);
 }
 
+/* --- step by step */
+
+struct steps {
+    struct rest_plan plan;
+    struct restore_options options;
+    struct transfer_load *load;
+    struct rest_load_args args;
+    struct rest_fetch fetch;
+    struct rest_layers *layers;
+    struct session *session;
+    struct receipt receipt;
+};
+
+/* Everything in front of rest_layers_begin. */
+static void open_steps(struct steps *steps, struct life *life) {
+    struct kv_diag diag = {""};
+    *steps = (struct steps){.plan = {.ram = 1}};
+    store_hold(life->store);
+    assert_int_equal(
+        rest_plan_image(life->store, kv_alloc_system(), "chat", 0, &steps->plan, &diag), KV_OK);
+    assert_int_equal(rest_plan_records(life->store, &steps->plan, &diag), KV_OK);
+    assert_int_equal(
+        transfer_load_begin(life->engine, &steps->plan.image, TRANSFER_EXACT, &steps->load, &diag),
+        KV_OK);
+    steps->args = (struct rest_load_args){&life->source, &steps->plan, steps->load, &steps->options,
+                                          &steps->receipt};
+    assert_int_equal(rest_fetch_list(&steps->plan, steps->load, &steps->fetch, &diag), KV_OK);
+}
+
+static void publish(struct steps *steps) {
+    struct kv_diag diag = {""};
+    assert_int_equal(rest_layers_begin(&steps->args, &steps->fetch, &steps->layers, &diag), KV_OK);
+    assert_non_null(steps->layers);
+    assert_int_equal(transfer_load_publish(steps->load, &steps->session, &diag), KV_OK);
+    assert_int_equal(rest_layers_follow(steps->layers, steps->session, &diag), KV_OK);
+}
+
+static void close_steps(struct steps *steps, struct life *life) {
+    session_drop(steps->session);
+    store_unhold(life->store);
+    rest_plan_release(&steps->plan);
+}
+
 /* --- the order */
 
 struct watching {
-    struct engine *engine;
+    struct session *session; /* maybe not published yet */
     _Atomic uint32_t copies, early;
 };
 
@@ -91,8 +135,8 @@ static uint32_t layer_of(const struct session *session, const uint8_t *to) {
 
 static void on_lent(void *context, const void *to, uint64_t bytes) {
     struct watching *watching = context;
-    struct session *session = session_find(watching->engine, "chat");
-    uint32_t layer = session ? layer_of(session, to) : UINT32_MAX;
+    struct session *session = watching->session;
+    uint32_t layer = layer_of(session, to);
     (void)bytes;
     if (layer == UINT32_MAX)
         return;
@@ -105,16 +149,35 @@ static void on_lent(void *context, const void *to, uint64_t bytes) {
 /* BREAK_LAYERS_EARLY, BREAK_LAYERS_WAIT */
 static void layers_are_there_when_it_is_said(void **state) {
     struct fixture f;
+    struct steps steps;
+    struct image_fingerprint print;
+    struct kv_diag diag = {""};
+    (void)state;
+    open_fixture(&f, 1, 0);
+    open_steps(&steps, &f.rig.life);
+    struct watching watching = {.session = transfer_load_session(steps.load)};
+    support_wall_watch(on_lent, &watching);
+    publish(&steps);
+    assert_ptr_equal(steps.session, watching.session);
+    assert_int_equal(session_fingerprint(steps.session, 0, &print, &diag), KV_OK);
+    assert_memory_equal(&print.logits, &steps.plan.image.fingerprint.logits, sizeof print.logits);
+    assert_int_equal(rest_layers_end(steps.layers, &diag), KV_OK);
+    support_wall_watch(NULL, NULL);
+    assert_int_equal(watching.early, 0);
+    /* Six layers in groups of 2, 2, 1, 1, and three planes or more of each block. */
+    assert_true(watching.copies >= 4 * 3 * BLOCKS);
+    struct kv_digest found = life_resident(steps.session);
+    assert_memory_equal(&found, &f.resident, sizeof found);
+    close_steps(&steps, &f.rig.life);
+    close_fixture(&f);
+}
+
+static void the_receipt_has_all_of_it(void **state) {
+    struct fixture f;
     struct receipt receipt;
     (void)state;
     open_fixture(&f, 1, 0);
-    struct watching watching = {.engine = f.rig.life.engine};
-    support_wall_watch(on_lent, &watching);
     struct session *session = life_wake(&f.rig.life, "chat", &receipt);
-    support_wall_watch(NULL, NULL);
-    assert_int_equal(watching.early, 0);
-    /* Each of the layers by itself, and three planes or more of each block. */
-    assert_true(watching.copies >= LAYERS * 3 * BLOCKS);
     assert_int_equal(receipt.fingerprint, RECEIPT_BITS_EQUAL);
     assert_int_equal(receipt.door_bytes, 0);
     struct kv_digest found = life_resident(session);
@@ -155,38 +218,19 @@ static void it_is_the_same_where_memory_is_one(void **state) {
 /* Step by step: what is asked meanwhile is answered, and all the same it is refused by name. */
 static void damage_is_named_whatever_was_answered(void **state) {
     struct fixture f;
-    struct rest_plan plan = {.ram = 1};
-    const struct restore_options options = {0};
-    struct transfer_load *load = NULL;
-    struct rest_fetch fetch;
-    struct rest_layers *layers = NULL;
-    struct session *session = NULL;
-    struct receipt receipt = {0};
+    struct steps steps;
     struct image_fingerprint print;
     struct kv_diag diag = {""};
     (void)state;
     open_fixture(&f, 1, 1);
-    struct life *life = &f.rig.life;
-    store_hold(life->store);
-    assert_int_equal(rest_plan_image(life->store, kv_alloc_system(), "chat", 0, &plan, &diag),
-                     KV_OK);
-    assert_int_equal(rest_plan_records(life->store, &plan, &diag), KV_OK);
-    assert_int_equal(transfer_load_begin(life->engine, &plan.image, TRANSFER_EXACT, &load, &diag),
-                     KV_OK);
-    const struct rest_load_args args = {&life->source, &plan, load, &options, &receipt};
-    assert_int_equal(rest_fetch_list(&plan, load, &fetch, &diag), KV_OK);
-    assert_int_equal(rest_layers_begin(&args, &fetch, &layers, &diag), KV_OK);
-    assert_non_null(layers);
-    assert_int_equal(transfer_load_publish(load, &session, &diag), KV_OK);
-    assert_int_equal(rest_layers_follow(layers, session, &diag), KV_OK);
-    assert_int_equal(session_fingerprint(session, 0, &print, &diag), KV_OK);
-    assert_int_equal(rest_layers_end(layers, &diag), KV_ERR_CORRUPT);
+    open_steps(&steps, &f.rig.life);
+    publish(&steps);
+    assert_int_equal(session_fingerprint(steps.session, 0, &print, &diag), KV_OK);
+    assert_int_equal(rest_layers_end(steps.layers, &diag), KV_ERR_CORRUPT);
     assert_non_null(strstr(diag.text, "block 2, stream KH: digest is "));
     assert_non_null(strstr(diag.text, "coldplane scrub"));
-    assert_int_equal(receipt.digests_failed, 1);
-    session_drop(session);
-    store_unhold(life->store);
-    rest_plan_release(&plan);
+    assert_int_equal(steps.receipt.digests_failed, 1);
+    close_steps(&steps, &f.rig.life);
     close_fixture(&f);
 }
 
@@ -217,7 +261,8 @@ static void the_receipt_says_when(void **state) {
     const struct receipt_layers *at = &receipt.layers;
     assert_int_equal(receipt.door_bytes, 0);
     assert_true(at->published_ns > receipt.stage_ns[RECEIPT_PUBLISH]);
-    assert_true(at->published_ns <= at->sent_ns && at->sent_ns < at->first_ns);
+    assert_true(at->sent_ns > 0 && at->sent_ns < at->first_ns);
+    assert_true(at->published_ns <= at->proof_ns);
     assert_true(at->first_ns < at->copied_ns && at->copied_ns < at->digested_ns);
     assert_true(at->first_ns <= at->proof_ns && at->proof_ns < at->last_ns);
     assert_true(at->copied_ns <= at->last_ns && at->last_ns < at->proven_ns);
@@ -352,8 +397,8 @@ static void no_memory_anywhere_loses_nothing(void **state) {
 /* The k-th call of each kind to the device fails, for every k (every seventh with QUICK=1). */
 static void no_fault_of_the_device_loses_anything(void **state) {
     static const enum support_wall_fault faults[] = {
-        SUPPORT_WALL_COPY_IN,  SUPPORT_WALL_COPY_LATE, SUPPORT_WALL_DIGEST,
-        SUPPORT_WALL_COPY_OUT, SUPPORT_WALL_ATTENTION, SUPPORT_WALL_FAILS_ONCE};
+        SUPPORT_WALL_COPY_IN,   SUPPORT_WALL_COPY_LATE,  SUPPORT_WALL_DIGEST, SUPPORT_WALL_COPY_OUT,
+        SUPPORT_WALL_ATTENTION, SUPPORT_WALL_FAILS_ONCE, SUPPORT_WALL_PUBLISH};
     struct fixture f;
     uint32_t stride = testing_quick() ? 7 : 1;
     (void)state;
@@ -399,6 +444,41 @@ static void a_device_that_fails_leaves_nothing(void **state) {
     close_fixture(&f);
 }
 
+/* Planes that are on their way have their places until they have come, also where the session
+ * cannot be published. BREAK_LAYERS_ABANDON */
+static void on_lent_slowly(void *context, const void *to, uint64_t bytes) {
+    struct watching *watching = context;
+    const struct timespec moment = {0, 20000000};
+    (void)to, (void)bytes;
+    if (watching->copies++ == 40)
+        /* tidy-allow: wait nobody says that a loader goes on which should have ended */
+        nanosleep(&moment, NULL);
+}
+
+static void one_that_cannot_be_published_leaves_nothing(void **state) {
+    struct fixture f;
+    struct watching watching = {.session = NULL};
+    const struct timespec moment = {0, 60000000};
+    struct kv_diag diag = {""};
+    (void)state;
+    open_fixture(&f, 1, 0);
+    support_wall_watch(on_lent_slowly, &watching);
+    support_wall_break(SUPPORT_WALL_PUBLISH);
+    (void)life_refuse(&f.rig.life, "chat", KV_ERR_DEVICE, &diag);
+    uint32_t copies = watching.copies;
+    /* tidy-allow: wait as above */
+    nanosleep(&moment, NULL);
+    assert_int_equal(watching.copies, copies);
+    assert_true(copies > 0);
+    support_wall_watch(NULL, NULL);
+    support_wall_break(SUPPORT_WALL_SOUND);
+    assert_null(session_find(f.rig.life.engine, "chat"));
+    engine_apply(f.rig.life.engine);
+    assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    session_drop(life_wake(&f.rig.life, "chat", NULL));
+    close_fixture(&f);
+}
+
 /* What fails late is told to who sent it, and to nobody else: others who send wait until it is
  * known. BREAK_LANE_TURN */
 static void a_failure_is_told_to_whom_it_befell(void **state) {
@@ -432,6 +512,8 @@ static void a_failure_is_told_to_whom_it_befell(void **state) {
 }
 
 TESTING_MAIN(cmocka_unit_test(a_failure_is_told_to_whom_it_befell),
+             cmocka_unit_test(the_receipt_has_all_of_it),
+             cmocka_unit_test(one_that_cannot_be_published_leaves_nothing),
              cmocka_unit_test(layers_are_there_when_it_is_said),
              cmocka_unit_test(it_is_the_same_where_memory_is_one),
              cmocka_unit_test(damage_is_named_whatever_was_answered),

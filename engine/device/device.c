@@ -89,6 +89,14 @@ enum kv_err device_wait(struct device *device, enum device_lane lane) {
     return device->ops->wait(device, lane);
 }
 
+uint64_t device_sent(struct device *device, enum device_lane lane) {
+    return device->ops->sent ? device->ops->sent(device, lane) : 0;
+}
+
+enum kv_err device_wait_sent(struct device *device, enum device_lane lane, uint64_t sent) {
+    return device->ops->sent ? device->ops->wait_sent(device, lane, sent) : KV_OK;
+}
+
 enum kv_err device_scratch(struct device *device, uint64_t bytes) {
     return device->ops->scratch ? device->ops->scratch(device, bytes) : KV_OK;
 }

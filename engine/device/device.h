@@ -114,6 +114,8 @@ struct device_ops {
                           const struct device_extent *extents, uint32_t count,
                           struct kv_digest *digests_out);
     enum kv_err (*wait)(struct device *device, enum device_lane lane);
+    uint64_t (*sent)(struct device *device, enum device_lane lane); /* NULL: copies never wait */
+    enum kv_err (*wait_sent)(struct device *device, enum device_lane lane, uint64_t sent);
     enum kv_err (*scratch)(struct device *device, uint64_t bytes); /* NULL: none is needed */
     uint64_t (*weight_bytes)(enum device_use use, enum ops_type type, uint32_t n, uint32_t k);
     enum kv_err (*weight_load)(struct device *device, enum device_use use,
@@ -207,6 +209,10 @@ enum kv_err device_digest(struct device *device, enum device_lane lane,
                           struct kv_digest *digests_out);
 /* Everything of the lane has ended. */
 enum kv_err device_wait(struct device *device, enum device_lane lane);
+/* How much DEVICE_LENT was given so far, in a unit of the device's own; and what was given up to
+ * then has ended, while more may be on its way. DEVICE is said, and said again by device_wait. */
+uint64_t device_sent(struct device *device, enum device_lane lane);
+enum kv_err device_wait_sent(struct device *device, enum device_lane lane, uint64_t sent);
 /* From now on operations may need up to `bytes` of scratch per thread. NOMEM. */
 enum kv_err device_scratch(struct device *device, uint64_t bytes);
 

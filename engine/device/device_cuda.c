@@ -130,6 +130,14 @@ static enum kv_err cuda_wait(struct device *device, enum device_lane lane) {
     return device_cuda_lanes_copy_out(&cuda_of(device)->lanes, lane, NULL, 0);
 }
 
+static uint64_t cuda_sent(struct device *device, enum device_lane lane) {
+    return device_cuda_lanes_sent(&cuda_of(device)->lanes, lane);
+}
+
+static enum kv_err cuda_wait_sent(struct device *device, enum device_lane lane, uint64_t sent) {
+    return device_cuda_lanes_wait_sent(&cuda_of(device)->lanes, lane, sent);
+}
+
 static enum kv_err cuda_digest(struct device *device, enum device_lane lane,
                                const struct device_extent *extents, uint32_t count,
                                struct kv_digest *digests_out) {
@@ -393,6 +401,8 @@ static const struct device_ops cuda_ops = {
     .copy_out = cuda_copy_out,
     .digest = cuda_digest,
     .wait = cuda_wait,
+    .sent = cuda_sent,
+    .wait_sent = cuda_wait_sent,
     .weight_bytes = cuda_weight_bytes,
     .weight_load = cuda_weight_load,
     .repeat_begin = cuda_repeat_begin,

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_kvops.h"
 #include "kernels/cuda/cuda_ops.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -99,6 +100,7 @@ static void use_slice(struct device_cuda_lanes *lanes, enum device_lane index) {
     (void)device_cuda_lanes_note(lanes, index,
                                  cudaEventRecord(lane->used[lane->next], lane->stream), "copy");
     lane->next = (lane->next + 1) % SLICES;
+    lane->sent++;
 }
 
 /* Direct copies of one call go in batches: the next is twice as large and handed over meanwhile. */
@@ -224,6 +226,28 @@ enum kv_err device_cuda_lanes_copy_out(struct device_cuda_lanes *lanes, enum dev
     }
     send(lanes, index, &batch);
     err = finish(lanes, index, "work of the device");
+    pthread_mutex_unlock(&lane->lock);
+    return err;
+}
+
+uint64_t device_cuda_lanes_sent(struct device_cuda_lanes *lanes, enum device_lane index) {
+    struct device_cuda_lane *lane = device_cuda_lanes_enter(lanes, index);
+    uint64_t sent = lane->sent;
+
+    pthread_mutex_unlock(&lane->lock);
+    return sent;
+}
+
+/* What is SLICES behind was waited for when its slice was used again. */
+enum kv_err device_cuda_lanes_wait_sent(struct device_cuda_lanes *lanes, enum device_lane index,
+                                        uint64_t sent) {
+    struct device_cuda_lane *lane = device_cuda_lanes_enter(lanes, index);
+
+    assert(sent <= lane->sent);
+    if (sent > 0 && lane->sent - sent < SLICES)
+        (void)device_cuda_lanes_note(
+            lanes, index, cudaEventSynchronize(lane->used[(sent - 1) % SLICES]), "copies");
+    enum kv_err err = lane->failed || lanes->device->lost ? KV_ERR_DEVICE : KV_OK;
     pthread_mutex_unlock(&lane->lock);
     return err;
 }

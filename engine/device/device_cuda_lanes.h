@@ -26,6 +26,7 @@ struct device_cuda_lane {
     uint8_t *ring; /* in slices of 4 MiB, pinned */
     cudaEvent_t used[DEVICE_CUDA_LANES_SLICES];
     uint32_t next;
+    uint64_t sent; /* slices used so far */
     int failed;
 };
 
@@ -59,6 +60,9 @@ enum kv_err device_cuda_lanes_copy_in(struct device_cuda_lanes *lanes, enum devi
                                       const struct device_copy *copies, uint32_t count);
 enum kv_err device_cuda_lanes_copy_out(struct device_cuda_lanes *lanes, enum device_lane index,
                                        const struct device_copy *copies, uint32_t count);
+uint64_t device_cuda_lanes_sent(struct device_cuda_lanes *lanes, enum device_lane index);
+enum kv_err device_cuda_lanes_wait_sent(struct device_cuda_lanes *lanes, enum device_lane index,
+                                        uint64_t sent);
 /* In DEVICE_CHECK. */
 enum kv_err device_cuda_lanes_digest(struct device_cuda_lanes *lanes,
                                      const struct device_extent *extents, uint32_t count,
