@@ -235,37 +235,54 @@ static void ctrl_c_takes_a_message_of_a_daemon_back(void **state) {
     assert_int_equal(daemon_end(&run, SIGTERM), 0);
 }
 
-/* An answer that could not be saved is nowhere else: what was read of the next message stays with
- * it, and how to take that out is said. The disk that is full is a limit of the child's files. */
-static void a_message_behind_an_unsaved_answer_stays(void **state) {
-    struct cli *cli = *state;
-    struct terminal *terminal = calloc(1, sizeof *terminal);
-    char segment[TESTING_PATH_BYTES + 32], rollback[64];
-    struct rlimit before, full;
+/* A session of one turn, saved, and a chat that cannot save more: the disk that is full is a limit
+ * of the child's files. */
+struct full_disk {
+    struct terminal *terminal;
+    struct rlimit before;
+    double tokens; /* that are saved */
+};
+
+static struct full_disk chat_on_full_disk(struct cli *cli) {
+    struct full_disk full = {.terminal = calloc(1, sizeof *full.terminal)};
+    char segment[TESTING_PATH_BYTES + 32];
     struct stat info;
-    unsigned long n = 0;
     cli_call(cli, "run", "t", "-p", "hello", NULL);
     cli_good(cli);
-    double tokens = tokens_of(cli);
+    full.tokens = tokens_of(cli);
     snprintf(segment, sizeof segment, "%s/seg/00000001.seg", cli->store);
     assert_int_equal(stat(segment, &info), 0);
-    open_terminal(terminal, "4");
-    expect_prompt(terminal);
-    assert_int_equal(prlimit(terminal->child, RLIMIT_FSIZE, NULL, &before), 0);
-    full = (struct rlimit){(rlim_t)info.st_size, before.rlim_max};
-    assert_int_equal(prlimit(terminal->child, RLIMIT_FSIZE, &full, NULL), 0);
-    type(terminal, "unsaved words\n");
-    expect(terminal, "File too large");
-    expect_prompt(terminal);
-    assert_true(tokens_of(cli) == tokens);
-    assert_int_equal(prlimit(terminal->child, RLIMIT_FSIZE, &before, NULL), 0);
-    stop_in_a_message(terminal, "stopped; the message was cut at token ");
-    const char *remedy = strstr(terminal->seen, "saved so; `coldplane rollback t --to ");
+    open_terminal(full.terminal, "4");
+    expect_prompt(full.terminal);
+    assert_int_equal(prlimit(full.terminal->child, RLIMIT_FSIZE, NULL, &full.before), 0);
+    const struct rlimit cut = {(rlim_t)info.st_size, full.before.rlim_max};
+    assert_int_equal(prlimit(full.terminal->child, RLIMIT_FSIZE, &cut, NULL), 0);
+    type(full.terminal, "unsaved words\n");
+    expect(full.terminal, "File too large");
+    expect_prompt(full.terminal);
+    assert_true(tokens_of(cli) == full.tokens);
+    return full;
+}
+
+static void make_room(const struct full_disk *full) {
+    assert_int_equal(prlimit(full->terminal->child, RLIMIT_FSIZE, &full->before, NULL), 0);
+}
+
+/* An answer that could not be saved is nowhere else: what was read of the next message stays with
+ * it, and how to take that out is said. */
+static void a_message_behind_an_unsaved_answer_stays(void **state) {
+    struct cli *cli = *state;
+    struct full_disk full = chat_on_full_disk(cli);
+    char rollback[64];
+    unsigned long n = 0;
+    make_room(&full);
+    stop_in_a_message(full.terminal, "stopped; the message was cut at token ");
+    const char *remedy = strstr(full.terminal->seen, "saved so; `coldplane rollback t --to ");
     assert_non_null(remedy);
     assert_int_equal(sscanf(remedy, "saved so; `coldplane rollback t --to %lu`", &n), 1);
-    type(terminal, "/quit\n");
-    assert_int_equal(ended(terminal), 0);
-    assert_true(tokens_of(cli) > (double)n && (double)n > tokens);
+    type(full.terminal, "/quit\n");
+    assert_int_equal(ended(full.terminal), 0);
+    assert_true(tokens_of(cli) > (double)n && (double)n > full.tokens);
     snprintf(rollback, sizeof rollback, "%lu", n);
     cli_call(cli, "rollback", "t", "--to", rollback, NULL);
     cli_good(cli);
@@ -273,7 +290,25 @@ static void a_message_behind_an_unsaved_answer_stays(void **state) {
     cli_good(cli);
     assert_non_null(strstr(cli->out, "4 user:\nunsaved words\n"));
     assert_null(strstr(cli->out, "6 user:"));
-    free(terminal);
+    free(full.terminal);
+}
+
+/* At the end there may be room for it; else leaving says what is lost. */
+static void what_could_not_be_saved_is_saved_at_the_end(void **state) {
+    struct cli *cli = *state;
+    struct full_disk full = chat_on_full_disk(cli);
+    make_room(&full);
+    type(full.terminal, "/quit\n");
+    expect(full.terminal, "saved: ");
+    assert_int_equal(ended(full.terminal), 0);
+    assert_true(tokens_of(cli) > full.tokens);
+    free(full.terminal);
+    full = chat_on_full_disk(cli);
+    type(full.terminal, "/quit\n");
+    expect(full.terminal, "what was said since the last save is lost: session t was not saved: ");
+    assert_int_equal(ended(full.terminal), 5);
+    assert_true(tokens_of(cli) == full.tokens);
+    free(full.terminal);
 }
 
 static void an_unknown_command_is_not_said_to_the_model(void **state) {
@@ -404,7 +439,9 @@ static void a_signal_ends_what_is_being_opened(void **state) {
 TESTING_MAIN(TEST(a_line_is_edited_answered_and_saved), TEST(ctrl_c_stops_an_answer_and_keeps_it),
              TEST(ctrl_c_stops_an_answer_of_a_daemon), TEST(ctrl_c_takes_a_message_back),
              TEST(ctrl_c_takes_a_message_of_a_daemon_back),
-             TEST(a_message_behind_an_unsaved_answer_stays), TEST(an_idle_session_sleeps_and_wakes),
+             TEST(a_message_behind_an_unsaved_answer_stays),
+             TEST(what_could_not_be_saved_is_saved_at_the_end),
+             TEST(an_idle_session_sleeps_and_wakes),
              TEST(an_unknown_command_is_not_said_to_the_model),
              TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_ends_what_is_being_opened),
              TEST(a_signal_to_end_leaves_what_was_saved),

@@ -520,6 +520,21 @@ static enum kv_err chat_loop(struct talk *talk, struct line_edit *edit, struct k
     return err;
 }
 
+/* Turns whose save failed are in memory alone: there may be room by now. */
+static enum kv_err save_at_last(struct talk *talk, struct kv_diag *diag) {
+    struct receipt receipt;
+    service_settle(talk->service, talk->cmd->session_name);
+    struct session *session = session_find(service_engine(talk->service), talk->cmd->session_name);
+    if (session == NULL || service_is_saved(session))
+        return KV_OK;
+    enum kv_err err = service_save(talk->service, session, 0, &receipt, diag);
+    if (err == KV_OK)
+        receipt_print_line(&receipt, talk->cmd->err);
+    else
+        kv_diag_prefix(diag, "what was said since the last save is lost");
+    return err;
+}
+
 enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     enum kv_err err = KV_OK;
     struct talk talk = {.cmd = cmd, .show = 1};
@@ -542,6 +557,8 @@ enum kv_err cmd_chat(struct cmd *cmd, struct kv_diag *diag) {
     warn_birth_flags(cmd, opened.found);
     line_edit_while_idle(edit, tend, &talk);
     err = chat_loop(&talk, edit, diag);
+    if (err == KV_OK)
+        err = save_at_last(&talk, diag);
 done:
     if (talk.service != NULL && service_note(talk.service)[0] != 0)
         fprintf(cmd->err, "coldplane: %s\n", service_note(talk.service));
