@@ -64,7 +64,9 @@ static void what_cannot_be_done_is_said(void **state) {
     struct cli *cli = *state;
     make_session(cli);
     cli_call(cli, "export", "nobody", path_in(cli, "x"), NULL);
-    cli_refused(cli, 2, "nobody");
+    cli_refused(cli, 2, "session nobody: not in this store; `coldplane ls`");
+    cli_call(cli, "export", "nobody@noon", path_in(cli, "x"), NULL);
+    cli_refused(cli, 2, "session nobody: not in this store; `coldplane ls`");
     cli_call(cli, "export", "trip@noon", path_in(cli, "x"), NULL);
     cli_refused(cli, 2, "noon");
     cli_call(cli, "export", "trip", path_in(cli, "no/folder"), NULL);

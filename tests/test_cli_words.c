@@ -121,6 +121,8 @@ static void a_session_given_as_an_argument_is_named(void **state) {
     cli_refused(cli, 1, "too many arguments");
     cli_call(cli, "run", "--session", "notes", "-p", "x", NULL);
     cli_refused(cli, 1, "usage: coldplane run NAME --prompt TEXT");
+    cli_call(cli, "ls", "notes", NULL);
+    cli_refused(cli, 1, "ls: too many arguments; usage: coldplane ls\n");
     assert_int_not_equal(access(cli->store, F_OK), 0);
 }
 

@@ -52,9 +52,9 @@ static enum kv_err check_words(const struct config *config, const struct cmd_ent
                            "%s takes no argument; for session %.100s write `coldplane %s --session "
                            "%.100s`",
                            entry->name, config->words[1], entry->name, config->words[1]);
-    return kv_diag_set(diag, KV_ERR_INVALID, "%s: %s; usage: coldplane %s %s", entry->name,
+    return kv_diag_set(diag, KV_ERR_INVALID, "%s: %s; usage: coldplane %s%s%s", entry->name,
                        words < entry->words_least ? "an argument is missing" : "too many arguments",
-                       entry->name, entry->arguments);
+                       entry->name, entry->arguments[0] != 0 ? " " : "", entry->arguments);
 }
 
 /* They go to the daemon when one holds the store. */

@@ -151,10 +151,16 @@ enum kv_err cmd_export(struct cmd *cmd, struct kv_diag *diag) {
     struct snap_tree_room room;
     struct snap_tree_place place;
     struct restore_exported exported;
+    struct snapshot_entry entry;
+    const char *said = cmd->session_name;
     uint64_t snapshot = 0;
     enum kv_err err = KV_OK;
     KV_TRY(cmd_open_store(cmd, CMD_READ, &store, diag));
     KV_TRY(snap_tree_parse(store, cmd->session_name, &room, &place, diag));
+    cmd->session_name = place.name;
+    err = cmd_find(cmd, store, &entry, diag);
+    cmd->session_name = said; /* with its tag, where it is told */
+    KV_TRY(err);
     KV_TRY(snap_tree_find(store, &place, &snapshot, NULL, diag));
     KV_TRY(open_output(&moving, diag));
     const struct restore_export_args args = {.store = store,
