@@ -563,7 +563,7 @@ static enum kv_err put_snapshot(struct save *save, const struct kv_digest *root)
     for (uint32_t i = 0; i < image->page_count; i++)
         record.page_ids[i] = image->pages[i].page_id;
     const struct iovec piece = {save->image_bytes, save->image_size};
-    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1};
+    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1, 0};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_snapshot(save->id);
     const struct store_put put = {.key = key.bytes,

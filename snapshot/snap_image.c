@@ -69,7 +69,7 @@ enum kv_err snap_image_encode(struct snap_image *image, const struct kv_alloc *a
 enum kv_err snap_image_put(struct store_batch *batch, uint64_t snapshot,
                            const struct snap_image *image, struct kv_diag *diag) {
     const struct iovec piece = {image->bytes, image->size};
-    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1};
+    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1, 0};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_snapshot(snapshot);
     const struct store_put put = {.key = key.bytes,

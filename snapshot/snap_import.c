@@ -141,7 +141,8 @@ static enum kv_err put_block(struct importing *importing, const struct snap_take
     for (uint32_t i = 0; i < block->extent_count; i++) {
         const struct snap_take_extent *extent = &block->extents[i];
         pieces[i] = (struct iovec){(void *)extent->bytes, (size_t)extent->count};
-        parts[i] = (struct store_part){extent->kind, snap_parts_hint(extent->kind), &pieces[i], 1};
+        parts[i] = (struct store_part){extent->kind, snap_parts_hint(extent->kind), &pieces[i], 1,
+                                       (uint8_t)snap_parts_behind(extent->kind)};
         kinds[i] = extent->kind;
         digests[i] = extent->digest;
         importing->batch_raw += extent->count;
@@ -203,7 +204,7 @@ static enum kv_err on_page(void *context, uint32_t index, const struct snap_take
         KV_TRY(begin_last(importing, diag));
     KV_TRY(snap_line_fresh_id(importing->args->store, record_key_page, &page->page_id, diag));
     const struct iovec piece = {(void *)extent->bytes, (size_t)extent->count};
-    const struct store_part part = {extent->kind, snap_parts_hint(extent->kind), &piece, 1};
+    const struct store_part part = {extent->kind, snap_parts_hint(extent->kind), &piece, 1, 0};
     const struct record_page record = {image->lineage, page->first, page->tokens, 1};
     struct record_key key = record_key_page(page->page_id);
     const struct store_put stored = {.value = value,
@@ -235,7 +236,7 @@ static enum kv_err put_snapshot(struct importing *importing, const uint8_t *byte
     for (uint32_t i = 0; i < image->page_count; i++)
         record.page_ids[i] = image->pages[i].page_id;
     const struct iovec piece = {(void *)bytes, size};
-    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1};
+    const struct store_part part = {RECORD_KIND_IMAGE, STORE_ZSTD, &piece, 1, 0};
     uint8_t value[RECORD_OUT_BYTES];
     struct record_key key = record_key_snapshot(id);
     const struct store_put snapshot = {.value = value,

@@ -24,6 +24,13 @@ enum store_codec_hint snap_parts_hint(uint8_t kind) {
     }
 }
 
+int snap_parts_behind(uint8_t kind) {
+#ifdef BREAK_PARTS_BEHIND
+    return 0;
+#endif
+    return kind == LAYOUT_KL || kind == LAYOUT_VR1 || kind == LAYOUT_VR2 || kind == LAYOUT_VX;
+}
+
 /* The block's bytes in memory of the processor, where they are not there already: the store takes
  * them during the put. */
 static enum kv_err copy_out(struct snapshot *snapshot, const struct snap_item *item,
@@ -62,7 +69,7 @@ enum kv_err snap_parts_take(struct snapshot *snapshot, const struct snap_item *i
     if (err != KV_OK)
         return err;
     parts->pieces[0][0] = (struct iovec){(void *)transfer_block_ids(item->block), RECORD_IDS_BYTES};
-    parts->parts[0] = (struct store_part){RECORD_KIND_IDS, STORE_RAW, parts->pieces[0], 1};
+    parts->parts[0] = (struct store_part){RECORD_KIND_IDS, STORE_RAW, parts->pieces[0], 1, 0};
     uint64_t off = 0;
     for (uint32_t i = 1; i < parts->count; i++) {
         const struct transfer_part *from = &item->parts[i - 1];
@@ -74,8 +81,11 @@ enum kv_err snap_parts_take(struct snapshot *snapshot, const struct snap_item *i
             pieces[0] = (struct iovec){parts->copy + off, from->size};
         off += from->size;
         parts->parts[i] =
-            (struct store_part){(uint8_t)from->stream, snap_parts_hint((uint8_t)from->stream),
-                                pieces, parts->copy != NULL ? 1 : from->piece_count};
+            (struct store_part){.kind = (uint8_t)from->stream,
+                                .hint = snap_parts_hint((uint8_t)from->stream),
+                                .pieces = pieces,
+                                .piece_count = parts->copy != NULL ? 1 : from->piece_count,
+                                .behind = (uint8_t)snap_parts_behind((uint8_t)from->stream)};
     }
     return KV_OK;
 }
@@ -95,7 +105,7 @@ void snap_parts_page(const struct transfer_frozen *frozen, uint32_t page,
     const uint8_t kind = page == 0 ? LAYOUT_SINKS : LAYOUT_PAGE;
     struct snap_parts *parts = parts_out;
     parts->pieces[0][0] = (struct iovec){from->bytes, from->size};
-    parts->parts[0] = (struct store_part){kind, snap_parts_hint(kind), parts->pieces[0], 1};
+    parts->parts[0] = (struct store_part){kind, snap_parts_hint(kind), parts->pieces[0], 1, 0};
     parts->count = 1;
     parts->streams = 0;
     parts->copy = NULL;

@@ -344,8 +344,11 @@ enum kv_err store_batch_put_packed(struct store_batch *batch, const struct store
         FMT_OP_HEAD_BYTES + put->key_bytes + fmt_entry_bytes(put->value_bytes, put->part_count);
     KV_TRY(check_budget(batch, worst_bytes + (batch->removes ? 0 : REMOVAL_BYTES), op_bytes, NULL,
                         diag));
-    for (size_t i = 0; i < put->part_count; i++) {
+    for (size_t n = 0; n < 2 * put->part_count; n++) {
+        size_t i = n % put->part_count;
         struct store_extent extent;
+        if (put->parts[i].behind != (n >= put->part_count))
+            continue;
         KV_TRY(put_part(batch, &put->parts[i], packed != NULL ? &packed[i] : NULL, &extent, diag));
         fmt_extent_encode(&extent, batch->extents + i * FMT_EXTENT_BYTES);
     }

@@ -33,6 +33,7 @@ struct store_part {
     const struct iovec
         *pieces;          /* the extent's bytes in order; total in [1, STORE_EXTENT_BYTES_MAX] */
     uint32_t piece_count; /* [1, STORE_PIECES_MAX] */
+    uint8_t behind; /* 1: lies behind the put's other parts, so that these can be read in one go */
 };
 
 struct store_put {

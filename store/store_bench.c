@@ -84,7 +84,7 @@ static enum kv_err write_batch(struct bench *bench, uint64_t first, uint64_t cou
         make_key(i, key);
         stamp(bench->memory, bytes, i);
         struct iovec piece = {bench->memory, bytes};
-        struct store_part part = {0, STORE_RAW, &piece, 1};
+        struct store_part part = {0, STORE_RAW, &piece, 1, 0};
         struct store_put put = {key, sizeof key, "", 0, &part, 1};
         err = store_batch_put(batch, &put, diag);
     }

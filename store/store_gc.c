@@ -325,6 +325,19 @@ static enum kv_err move_extent(struct gc *gc, struct store_extent *extent) {
     return KV_OK;
 }
 
+/* The next in this segment from `off` on; extent_count: none. */
+static uint32_t next_place(const struct fmt_entry *entry, uint32_t segment, uint64_t off) {
+    uint32_t next = entry->extent_count;
+    for (uint32_t i = 0; i < entry->extent_count; i++) {
+        struct store_extent extent = fmt_entry_extent(entry, i);
+        if (extent.segment == segment && extent.off >= off &&
+            (next == entry->extent_count || extent.off < fmt_entry_extent(entry, next).off))
+            next = i;
+    }
+    return next;
+}
+
+/* In the order in which they lie: what is read together stays together. */
 static enum kv_err move_record(struct gc *gc, const struct mover *mover) {
     const uint8_t *key = gc->keys + mover->key_off;
     struct fmt_entry entry;
@@ -339,10 +352,14 @@ static enum kv_err move_record(struct gc *gc, const struct mover *mover) {
         KV_TRY(kv_diag_set(gc->diag, KV_ERR_NOMEM, "no memory to move a record"));
     for (uint32_t i = 0; i < entry.extent_count; i++) {
         struct store_extent extent = fmt_entry_extent(&entry, i);
-        if (extent.segment == mover->segment) {
-            bytes += fmt_extent_padded(&extent);
-            KV_TRY(move_extent(gc, &extent));
-        }
+        fmt_extent_encode(&extent, extents + (size_t)i * FMT_EXTENT_BYTES);
+    }
+    uint64_t off = 0;
+    for (uint32_t i; (i = next_place(&entry, mover->segment, off)) < entry.extent_count;) {
+        struct store_extent extent = fmt_entry_extent(&entry, i);
+        off = extent.off + 1;
+        bytes += fmt_extent_padded(&extent);
+        KV_TRY(move_extent(gc, &extent));
         fmt_extent_encode(&extent, extents + (size_t)i * FMT_EXTENT_BYTES);
     }
     entry.extents = extents;

@@ -59,7 +59,7 @@ static void put_record(struct harm *harm, struct store_batch *batch, const struc
         pieces[i] =
             other ? (struct iovec){(void *)instead[extent->kind].bytes, instead[extent->kind].size}
                   : (struct iovec){own[i], extent->raw_bytes};
-        parts[i] = (struct store_part){extent->kind, STORE_RAW, &pieces[i], 1};
+        parts[i] = (struct store_part){extent->kind, STORE_RAW, &pieces[i], 1, 0};
     }
     memcpy(value, record.value, record.value_bytes);
     const struct store_put put = {.key = key->bytes,

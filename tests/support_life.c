@@ -433,7 +433,7 @@ static void put_copy(struct life *life, const struct store_record *record, uint3
             .extent = extent, .pieces = &pieces[count], .piece_count = 1, .verify = 1};
         const struct store_read_args args = {.reads = &read, .count = 1};
         assert_int_equal(store_read(life->store, &args, NULL, NULL), KV_OK);
-        parts[count] = (struct store_part){extent->kind, STORE_RAW, &pieces[count], 1};
+        parts[count] = (struct store_part){extent->kind, STORE_RAW, &pieces[count], 1, 0};
         count++;
     }
     const struct store_put put = {.key = key->bytes,
@@ -478,7 +478,7 @@ void life_replace_image(struct life *life, uint64_t snapshot, const void *bytes,
     store_record_release(life->store, &stored);
     record.root = *root;
     const struct iovec piece = {(void *)bytes, size};
-    const struct store_part part = {RECORD_KIND_IMAGE, STORE_RAW, &piece, 1};
+    const struct store_part part = {RECORD_KIND_IMAGE, STORE_RAW, &piece, 1, 0};
     const struct store_put put = {.key = key.bytes,
                                   .key_bytes = key.size,
                                   .value = value,

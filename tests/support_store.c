@@ -66,7 +66,7 @@ enum kv_err support_store_put(struct store_batch *batch, unsigned index, unsigne
         make_extent(index, version, i, bytes[i]);
         pieces[i][0] = (struct iovec){bytes[i], 4096};
         pieces[i][1] = (struct iovec){bytes[i] + 4096, extent_bytes[i] - 4096};
-        parts[i] = (struct store_part){(uint8_t)i, hints[i], pieces[i], 2};
+        parts[i] = (struct store_part){(uint8_t)i, hints[i], pieces[i], 2, 0};
     }
     struct store_put put = {key, strlen(key), value, strlen(value), parts, SUPPORT_STORE_EXTENTS};
     enum kv_err err = store_batch_put(batch, &put, diag);

@@ -51,7 +51,7 @@ static void put_group(struct store *store, struct store_packer *packer, unsigned
         size_t used = 0;
         fill(first + i, bytes[i]);
         pieces[i] = (struct iovec){bytes[i], BYTES};
-        parts[i] = (struct store_part){2, STORE_ZSTD, &pieces[i], 1};
+        parts[i] = (struct store_part){2, STORE_ZSTD, &pieces[i], 1, 0};
         assert_true(store_pack_room(&parts[i]) <= sizeof room[i]);
         if (packer != NULL)
             assert_int_equal(store_pack(packer, &parts[i], room[i], &packed[i], &used), KV_OK);

@@ -13,7 +13,7 @@
 
 static struct store_part part_of(uint8_t kind, enum store_codec_hint hint,
                                  const struct iovec *pieces, uint32_t count) {
-    return (struct store_part){kind, hint, pieces, count};
+    return (struct store_part){kind, hint, pieces, count, 0};
 }
 
 static void fill_text(uint8_t *bytes, size_t count) {

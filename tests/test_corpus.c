@@ -137,7 +137,7 @@ static void make_small_store(const char *base) {
     struct store_batch *batch = NULL;
     static const char text[] = "text that is kept";
     struct iovec piece = {(void *)(uintptr_t)text, sizeof text};
-    struct store_part part = {3, STORE_RAW, &piece, 1};
+    struct store_part part = {3, STORE_RAW, &piece, 1, 0};
     struct store_put put = {"key", 3, "value", 5, &part, 1};
     testing_temp_dir(dir);
     snprintf(path, sizeof path, "%s/s", dir);

@@ -4,12 +4,15 @@
  * afterwards), planes that cannot be read back behind it, wakes at the floor for want of slots.
  * Not responsible for: exact wakes (test_restore.c), the RAM tier (test_ram.c), times (bench).
  *
- * Fails with BREAK_EAGER_MARK (history is not marked), BREAK_REFINE_DIGEST (a damaged plane is
- * read) and BREAK_COARSE_SAVE (a session saved coarse is proven at a map that it never had).
+ * Fails with BREAK_EAGER_MARK (history is not marked), BREAK_PARTS_BEHIND (planes lie by number),
+ * BREAK_REFINE_DIGEST (a damaged plane is read) and BREAK_COARSE_SAVE (a session saved coarse is
+ * proven at a map that it never had).
  */
 #include "restore/restore.h"
 
+#include "restore/rest_plan.h"
 #include "snapshot/snap_lower.h"
+#include "store/fmt.h"
 #include "tests/support_life.h"
 #include "tests/testing.h"
 
@@ -451,7 +454,53 @@ static void a_floor_wake_stays_there_until_it_is_told(void **state) {
     life_rig_close(&f.rig);
 }
 
-TESTING_MAIN(cmocka_unit_test(an_eager_wake_ends_as_an_exact_one),
+/* A block's extents, in the order in which they lie. */
+static int by_off(const void *left, const void *right) {
+    const struct store_extent *a = left, *b = right;
+    return (a->off > b->off) - (a->off < b->off);
+}
+
+static void is_in_one_piece(const struct rest_plan_block *block) {
+    struct store_extent extents[RECORD_BLOCK_EXTENTS_MAX];
+    uint32_t wanted = layout_tier_streams(LAYOUT_K6V2), found = 0;
+    uint64_t end = 0;
+    memcpy(extents, block->extents, block->extent_count * sizeof extents[0]);
+    qsort(extents, block->extent_count, sizeof extents[0], by_off);
+    for (uint32_t i = 0; i < block->extent_count; i++) {
+        if (extents[i].kind >= LAYOUT_STREAM_COUNT || !(wanted >> extents[i].kind & 1))
+            continue;
+        if (found > 0)
+            assert_int_equal(extents[i].off, end);
+        end = extents[i].off + fmt_extent_padded(&extents[i]);
+        found++;
+    }
+    assert_int_equal(found, 4);
+    /* So does all of it: an exact wake leaves nothing out. */
+    for (uint32_t i = 1; i < block->extent_count; i++)
+        assert_int_equal(extents[i].off, extents[i - 1].off + fmt_extent_padded(&extents[i - 1]));
+}
+
+/* BREAK_PARTS_BEHIND: of a block as it was saved. */
+static void what_is_read_first_lies_together(void **state) {
+    struct fixture f;
+    struct rest_plan plan = {.ram = 0};
+    struct kv_diag diag = {""};
+    (void)state;
+    open_fixture(&f);
+    struct store *store = f.rig.life.store;
+    store_hold(store);
+    assert_int_equal(rest_plan_image(store, kv_alloc_system(), "chat", 0, &plan, &diag), KV_OK);
+    assert_int_equal(rest_plan_records(store, &plan, &diag), KV_OK);
+    assert_int_equal(plan.image.block_count, BLOCKS);
+    for (uint32_t b = 0; b < BLOCKS; b++)
+        is_in_one_piece(&plan.blocks[b]);
+    rest_plan_release(&plan);
+    store_unhold(store);
+    life_rig_close(&f.rig);
+}
+
+TESTING_MAIN(cmocka_unit_test(what_is_read_first_lies_together),
+             cmocka_unit_test(an_eager_wake_ends_as_an_exact_one),
              cmocka_unit_test(tokens_are_marked_with_what_they_saw),
              cmocka_unit_test(a_save_in_between_is_of_the_whole_map),
              cmocka_unit_test(a_damaged_plane_leaves_the_session_whole),

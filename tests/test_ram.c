@@ -70,7 +70,7 @@ static struct store_extent put(struct shelf *shelf, unsigned i, size_t bytes) {
     snprintf(key, sizeof key, "r%u", i);
     memset(shelf->bytes, (int)i, bytes);
     struct iovec piece = {shelf->bytes, bytes};
-    const struct store_part part = {0, STORE_RAW, &piece, 1};
+    const struct store_part part = {0, STORE_RAW, &piece, 1, 0};
     const struct store_put put = {key, strlen(key), "", 0, &part, 1};
     assert_int_equal(store_batch_begin(shelf->store, 0, &batch, NULL), KV_OK);
     assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);

@@ -46,7 +46,7 @@ static void make_bytes(unsigned index, uint8_t *bytes) {
 static void put_one(struct store_batch *batch, unsigned index, int raw, struct iovec piece) {
     char key[16];
     snprintf(key, sizeof key, "x%03u", index);
-    const struct store_part part = {0, raw ? STORE_RAW : STORE_ZSTD, &piece, 1};
+    const struct store_part part = {0, raw ? STORE_RAW : STORE_ZSTD, &piece, 1, 0};
     const struct store_put put = {key, strlen(key), "", 0, &part, 1};
     assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
 }

@@ -197,12 +197,12 @@ static void sizes_are_checked(void **state) {
     struct iovec some = {big, 10};
     struct iovec huge = {big, (size_t)STORE_EXTENT_BYTES_MAX + 1};
     struct iovec wrap[2] = {{big, SIZE_MAX}, {big, 2}};
-    struct store_part parts[] = {{0, STORE_RAW, &empty, 1},
-                                 {0, STORE_RAW, &some, 0},
-                                 {0, STORE_RAW, &some, STORE_PIECES_MAX + 1},
-                                 {STORE_KINDS_MAX, STORE_RAW, &some, 1},
-                                 {0, STORE_RAW, &huge, 1},
-                                 {0, STORE_RAW, wrap, 2}};
+    struct store_part parts[] = {{0, STORE_RAW, &empty, 1, 0},
+                                 {0, STORE_RAW, &some, 0, 0},
+                                 {0, STORE_RAW, &some, STORE_PIECES_MAX + 1, 0},
+                                 {STORE_KINDS_MAX, STORE_RAW, &some, 1, 0},
+                                 {0, STORE_RAW, &huge, 1, 0},
+                                 {0, STORE_RAW, wrap, 2, 0}};
     static const enum kv_err part_errs[] = {KV_ERR_INVALID, KV_ERR_INVALID, KV_ERR_INVALID,
                                             KV_ERR_INVALID, KV_ERR_LIMIT,   KV_ERR_LIMIT};
     struct store_put puts[] = {{big, 0, big, 1, NULL, 0},
@@ -230,7 +230,7 @@ static void sizes_are_checked(void **state) {
     struct store_put most = {big, STORE_KEY_BYTES_MAX, big, STORE_VALUE_BYTES_MAX, NULL, 0};
     struct store_part all[STORE_EXTENTS_MAX];
     for (size_t i = 0; i < STORE_EXTENTS_MAX; i++)
-        all[i] = (struct store_part){(uint8_t)(i % STORE_KINDS_MAX), STORE_RAW, &some, 1};
+        all[i] = (struct store_part){(uint8_t)(i % STORE_KINDS_MAX), STORE_RAW, &some, 1, 0};
     most.parts = all;
     most.part_count = STORE_EXTENTS_MAX;
     assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);

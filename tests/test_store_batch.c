@@ -410,7 +410,7 @@ static void allocation_failures(void **state) {
         if (err == KV_OK) {
             static uint8_t big[300000];
             struct iovec piece = {big, sizeof big};
-            struct store_part part = {5, STORE_SHUFFLE_ZSTD, &piece, 1};
+            struct store_part part = {5, STORE_SHUFFLE_ZSTD, &piece, 1, 0};
             static uint8_t value[40000];
             struct store_put put = {"big", 3, value, sizeof value, &part, 1};
             err = store_batch_put(batch, &put, &diag);

@@ -246,7 +246,7 @@ static void put_bytes(struct store *store, const char *key, size_t size) {
     testing_random_init(&random, size);
     testing_random_bytes(&random, bytes, size);
     const struct iovec piece = {bytes, size};
-    const struct store_part part = {0, STORE_RAW, &piece, 1};
+    const struct store_part part = {0, STORE_RAW, &piece, 1, 0};
     const struct store_put put = {key, strlen(key), "v", 1, &part, 1};
     assert_int_equal(store_batch_begin(store, 0, &batch, NULL), KV_OK);
     assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);

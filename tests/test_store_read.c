@@ -41,7 +41,7 @@ static void put_noise(struct store *store, unsigned count, size_t bytes, uint8_t
         fill_noise(i, mask, memory, bytes);
         snprintf(key, sizeof key, "big%u", i);
         struct iovec piece = {memory, bytes};
-        struct store_part part = {0, hint, &piece, 1};
+        struct store_part part = {0, hint, &piece, 1, 0};
         struct store_put put = {key, strlen(key), "", 0, &part, 1};
         assert_int_equal(store_batch_put(batch, &put, NULL), KV_OK);
     }
