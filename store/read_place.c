@@ -6,11 +6,25 @@
 #include "store/read_place.h"
 
 #include "store/base/bytes.h"
+#include "store/segment.h"
 
 #include <string.h>
 
 const char *read_place_label(const struct store_read *read) {
     return read->label != NULL ? read->label : "extent";
+}
+
+void read_place_tell(const struct store_read *read, int error, const char *why,
+                     struct kv_diag *diag) {
+    const struct store_extent *extent = read->extent;
+    char name[SEGMENT_NAME_BYTES];
+    segment_name(extent->segment, name);
+    if (error > 0)
+        kv_diag_errno(diag, read->result, error, "%s: cannot read seg/%s at %llu",
+                      read_place_label(read), name, (unsigned long long)extent->off);
+    else
+        kv_diag_set(diag, read->result, "%s: %s (seg/%s at %llu)", read_place_label(read), why,
+                    name, (unsigned long long)extent->off);
 }
 
 enum kv_err read_place_check(const struct store_read *read, struct kv_diag *diag) {

@@ -13,6 +13,9 @@
 #include "store/store_read.h"
 
 const char *read_place_label(const struct store_read *read); /* never NULL */
+/* Why a read has the result it has: `error` is an errno, or else `why` says it. */
+void read_place_tell(const struct store_read *read, int error, const char *why,
+                     struct kv_diag *diag);
 /* INVALID: the pieces are not as long as the extent, or its codec is unknown. */
 enum kv_err read_place_check(const struct store_read *read, struct kv_diag *diag);
 /* 1 when every piece begins, and all but the last end, at a page. */

@@ -120,24 +120,27 @@ static void let_go(struct round *round, struct flow *flow) {
     head->run = NULL;
 }
 
+/* 1 when a failure is to be told of: the first in order that says why, else that was not read. */
+static int is_first(const struct round *round, size_t index, enum kv_err err) {
+    size_t before = round->failed_index, now = round->index_base + index;
+    const struct store_read *all = round->args.reads - round->index_base;
+    int unread = (before == SIZE_MAX ? err : all[before].result) == KV_ERR_CANCELLED;
+#ifdef BREAK_READ_UNREAD
+    unread = err == KV_ERR_CANCELLED;
+#endif
+    return unread == (err == KV_ERR_CANCELLED) ? now < before : unread;
+}
+
 /* The result of one read: sentence, callback, memory. */
 static void finish(struct round *round, size_t index, enum kv_err err, const char *why) {
     struct store_read *read = &round->args.reads[index];
-    const struct store_extent *extent = read->extent;
     struct flow *flow = &round->flows[index];
     read->result = err;
     flow->over = 1;
     let_go(round, flow);
-    if (err != KV_OK && round->index_base + index < round->failed_index) {
-        char name[SEGMENT_NAME_BYTES];
-        segment_name(extent->segment, name);
+    if (err != KV_OK && is_first(round, index, err)) {
         round->failed_index = round->index_base + index;
-        if (flow->error > 0)
-            kv_diag_errno(round->diag, err, flow->error, "%s: cannot read seg/%s at %llu",
-                          read_place_label(read), name, (unsigned long long)extent->off);
-        else
-            kv_diag_set(round->diag, err, "%s: %s (seg/%s at %llu)", read_place_label(read), why,
-                        name, (unsigned long long)extent->off);
+        read_place_tell(read, flow->error, why, round->diag);
     }
     if (round->args.done != NULL)
         round->args.done(round->args.context, round->index_base + index);
