@@ -283,6 +283,22 @@ void transfer_load_sinks(struct transfer_load *load, struct transfer_part *part_
               load->session->durable.sinks.tokens, part_out);
 }
 
+/* A few at a time, so that none waits for what is lent meanwhile. */
+static enum kv_err copy_in_small(struct device *device, const struct device_copy *copies,
+                                 uint32_t count) {
+    enum kv_err err = KV_OK;
+
+    for (uint32_t i = 0; i < count; i++)
+        for (uint64_t off = 0; off < copies[i].bytes && err == KV_OK; off += DEVICE_SMALL_BYTES) {
+            uint64_t left = copies[i].bytes - off;
+            const struct device_copy part = {(uint8_t *)copies[i].to + off,
+                                             (const uint8_t *)copies[i].from + off,
+                                             left < DEVICE_SMALL_BYTES ? left : DEVICE_SMALL_BYTES};
+            err = device_copy_in(device, DEVICE_IN, &part, 1);
+        }
+    return err;
+}
+
 /* Staged tokens into their page. Where the processor cannot look the slots make a round trip: what
  * stands behind the tokens must stay as it was. */
 static enum kv_err scatter(struct transfer_load *load, const struct kvops_page *page,
@@ -314,7 +330,7 @@ static enum kv_err scatter(struct transfer_load *load, const struct kvops_page *
     if (err == KV_OK)
         layout_unpack(&slots->pool.geometry, staging, tokens, addresses);
     if (err == KV_OK && whole)
-        err = device_copy_in(device, DEVICE_IN, in, LAYOUT_PAGE_SLOTS);
+        err = copy_in_small(device, in, LAYOUT_PAGE_SLOTS);
     device_host_put(device, whole);
     return err;
 }

@@ -198,7 +198,9 @@ void *device_mapped(struct device *device, void *at);
 /* In the order of operations and before whatever a later call copies in. Many parts at once cost
  * hardly more than one. */
 void device_fill(struct device *device, const struct device_fill *fill);
-/* From the processor's memory, whose content has been taken when it returns, or is lent. */
+/* From the processor's memory, whose content has been taken when it returns, or is lent. What is
+ * lent may keep others waiting for as long as it takes, but not a call of up to so many bytes. */
+enum { DEVICE_SMALL_BYTES = 1 << 20 };
 enum kv_err device_copy_in(struct device *device, enum device_lane lane,
                            const struct device_copy *copies, uint32_t count);
 /* To the processor's memory; the bytes are there when it returns KV_OK. */

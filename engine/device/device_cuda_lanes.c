@@ -15,7 +15,6 @@
 enum {
     SLICES = DEVICE_CUDA_LANES_SLICES,
     SLICE_BYTES = 4 << 20,
-    READ_BYTES = 16 << 20, /* up to so much a call brings past the engine for copies */
     BATCH_FIRST = CUDA_OPS_COPIES_MAX / 16,
     LENT_BYTES = 8 << 20, /* of a batch of DEVICE_LENT; SLICES of them may wait */
     DIGEST_EXTENTS_MAX = 256,
@@ -137,7 +136,7 @@ static void add(struct device_cuda_lanes *lanes, enum device_lane index, struct 
 }
 
 /* From pinned memory. Lent memory keeps the engine for copies busy for a tenth of a second at a
- * time, and what is small must not wait for it. */
+ * time, and what is small must not wait for it. More than that would take threads from steps. */
 static void move_in(struct device_cuda_lanes *lanes, enum device_lane index,
                     const struct device_copy *copy, int small) {
     cudaStream_t stream = lanes->of[index].stream;
@@ -168,7 +167,7 @@ enum kv_err device_cuda_lanes_copy_in(struct device_cuda_lanes *lanes, enum devi
 
     for (uint32_t i = 0; i < count; i++)
         bytes += copies[i].bytes;
-    int small = index != DEVICE_LENT && bytes <= READ_BYTES;
+    int small = index != DEVICE_LENT && bytes <= DEVICE_SMALL_BYTES;
     if (index != DEVICE_STEP)
         (void)device_cuda_lanes_note(lanes, index,
                                      cudaStreamWaitEvent(lane->stream, lanes->filled, 0), "copy");
