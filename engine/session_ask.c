@@ -18,7 +18,9 @@ enum {
      * many rows takes a twelfth of a step for each layer, that of a few single rows a fortieth. */
     LAYERS_BESIDE = 1,
     LAYERS_OF_SINGLES = 4,
-    PATIENCE = 2 /* steps of others between two pieces where nobody waits for the answers */
+    /* Steps of others between two pieces where nobody waits for the answers: most then have none
+     * beside them. */
+    PATIENCE = 3
 };
 
 struct ask {

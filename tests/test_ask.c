@@ -280,7 +280,7 @@ static void others_step_within_a_question(void **state) {
     session_ask_patiently(asked, 1);
     ask_all(asked, &scene, &beside);
     session_ask_patiently(asked, 0);
-    assert_int_equal(scene.breaths, 2 * (layers + 1));
+    assert_int_equal(scene.breaths, 3 * (layers + 1));
     assert_memory_equal(beside.rows, alone.rows, sizeof alone.rows);
     scene.also = support_engine_session(scene.engine, "also", IMAGE_RECIPE_V3);
     scene.others = 0;
