@@ -183,6 +183,13 @@ static double weight_at(struct falling *falling, uint32_t index) {
     return exp_of(((double)falling_at(falling, index).logit - falling->best) * falling->scale);
 }
 
+static int has_rank(const float logits[LANES], int32_t rank) {
+    int32_t equal = 0;
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        equal |= rank_of(logits[lane]) == rank;
+    return equal;
+}
+
 /* The first of the largest: the largest rank, then who has it. */
 static uint32_t best_of(const struct sampler_row *row) {
     int32_t most[LANES], best = INT32_MIN;
@@ -198,6 +205,8 @@ static uint32_t best_of(const struct sampler_row *row) {
         best = most[lane] > best ? most[lane] : best;
     for (uint32_t i = whole; i < row->count; i++)
         best = rank_of(row->logits[i]) > best ? rank_of(row->logits[i]) : best;
+    while (at < whole && !has_rank(row->logits + at, best))
+        at += LANES;
     while (rank_of(row->logits[at]) != best)
         at++;
     return at;
@@ -285,6 +294,12 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
                            row->count);
     uint32_t count = 0;
     for (uint32_t i = 0; i < row->count; i++) {
+        /* Few of a vocabulary are among the best. */
+        while (count == k && row->count - i >= LANES &&
+               all_below(row->logits + i, top_out[k - 1].logit))
+            i += LANES;
+        if (i == row->count)
+            break;
         struct sampler_candidate candidate = {.logit = row->logits[i], .id = i};
         if (count == k && !before(candidate, top_out[k - 1]))
             continue;
