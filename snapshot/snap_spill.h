@@ -19,7 +19,7 @@
 #include <stdatomic.h>
 
 /* A long queue makes large batches, which cost fewer syncs; under a write budget they are small. */
-enum { SNAP_BATCH_BLOCKS_MAX = 64, SNAP_BATCH_BLOCKS_BUDGET = 16 };
+enum { SNAP_BATCH_BLOCKS_MAX = 128, SNAP_BATCH_BLOCKS_BUDGET = 16 };
 
 struct snapshot_ticket {
     struct snapshot *owner;
