@@ -265,7 +265,10 @@ static void a_daemon_that_must_not_start_does_not(void **state) {
     /* What HTTP has no use for is refused and not passed over. */
     assert_false(daemon_start(cli, &run, &code, "--system", "be kind", NULL));
     assert_int_equal(code, 1);
-    assert_true(daemon_said(&run, "--system"));
+    assert_true(daemon_said(&run, "--system means nothing to `coldplaned`; `coldplaned --help`"));
+    assert_false(daemon_start(cli, &run, &code, "--sistem", "be kind", NULL));
+    assert_int_equal(code, 1);
+    assert_true(daemon_said(&run, "--sistem: no such flag; `coldplaned --help` lists its flags"));
     assert_false(daemon_start(cli, &run, &code, "--wake", "recompute", NULL));
     assert_int_equal(code, 1);
     assert_true(daemon_said(&run, "--wake"));

@@ -452,6 +452,11 @@ static enum kv_err read_file(struct config *config, struct kv_diag *diag) {
     return first;
 }
 
+static int is_daemon(const char *program) {
+    const char *slash = strrchr(program, '/');
+    return strcmp(slash != NULL ? slash + 1 : program, "coldplaned") == 0;
+}
+
 static enum kv_err read_flag(struct config *config, int argc, char **argv, int *at,
                              struct kv_diag *diag) {
     const char *word = argv[*at];
@@ -459,9 +464,10 @@ static enum kv_err read_flag(struct config *config, int argc, char **argv, int *
     size_t length = strcspn(name, "=");
     const struct config_setting *setting = find_setting(name, length);
     if (setting == NULL)
-        return kv_diag_set(diag, KV_ERR_INVALID,
-                           "%.*s: no such flag; `coldplane help` lists commands and flags",
-                           (int)(strcspn(word, "=") < 100 ? strcspn(word, "=") : 100), word);
+        return kv_diag_set(diag, KV_ERR_INVALID, "%.*s: no such flag; `%s` lists %sflags",
+                           (int)(strcspn(word, "=") < 100 ? strcspn(word, "=") : 100), word,
+                           is_daemon(argv[0]) ? "coldplaned --help" : "coldplane help",
+                           is_daemon(argv[0]) ? "its " : "commands and ");
     const char *value = name[length] == '=' ? name + length + 1 : NULL;
     if (value == NULL && setting->kind == CONFIG_KIND_SWITCH)
         value = "yes";
@@ -603,8 +609,8 @@ enum kv_err config_check_flags(const struct config *config, unsigned groups, con
     for (size_t i = 0; i < SETTING_COUNT; i++)
         if (config_inner_is_marked(config->given, i) &&
             (settings[i].groups & (groups | CONFIG_COMMON)) == 0)
-            return kv_diag_set(diag, KV_ERR_INVALID,
-                               "--%s means nothing to `%s`; `coldplane %s --help` lists its flags",
-                               settings[i].name, command, command);
+            return kv_diag_set(
+                diag, KV_ERR_INVALID, "--%s means nothing to `%s`; `%s%s --help` lists its flags",
+                settings[i].name, command, is_daemon(command) ? "" : "coldplane ", command);
     return KV_OK;
 }
