@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -454,6 +455,31 @@ static void a_client_that_stops_or_dies_leaves_the_session_whole(void **state) {
     cli_good(cli);
 }
 
+/* Held up for ever, as by a disk: ctrl-C again and again leaves it; the command ends later. */
+static void a_daemon_that_does_not_answer_is_left(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    char first;
+    int output = -1, status = 0;
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    pid_t client = daemon_client(&output, "run", "a", "-p", "count for ever", "-n", "7000", NULL);
+    assert_int_equal(read(output, &first, 1), 1);
+    assert_int_equal(kill(run.pid, SIGSTOP), 0);
+    while (waitpid(client, &status, WNOHANG) == 0) {
+        assert_int_equal(kill(client, SIGINT), 0);
+        sched_yield();
+    }
+    close(output);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 3);
+    assert_int_equal(kill(run.pid, SIGCONT), 0);
+    cli_call(cli, "run", "a", "-p", "what was that?", NULL);
+    cli_good(cli);
+    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+    cli_call(cli, "restore", "a", NULL);
+    cli_good(cli);
+}
+
 /* How many threads it has. */
 static unsigned long threads_of(const struct daemon_run *run) {
     char path[64];
@@ -629,6 +655,7 @@ TESTING_MAIN(DAEMON(every_command_is_the_same), DAEMON(top_tells_what_the_daemon
              DAEMON(ending_under_load_keeps_every_answered_turn),
              DAEMON(a_daemon_that_was_killed_goes_on_where_it_was),
              DAEMON(a_client_that_stops_or_dies_leaves_the_session_whole),
+             DAEMON(a_daemon_that_does_not_answer_is_left),
              DAEMON(a_command_that_does_not_end_is_left_behind),
              DAEMON(an_import_that_never_comes_stops_nobody),
              DAEMON(a_client_that_reads_nothing_stops_nobody),

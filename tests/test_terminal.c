@@ -360,6 +360,21 @@ static void a_signal_to_end_leaves_what_was_saved(void **state) {
     free(terminal);
 }
 
+/* The daemon had the terminal and cannot give it back. */
+static void a_terminal_is_given_back_when_a_daemon_dies(void **state) {
+    struct cli *cli = *state;
+    struct daemon_run run = {0};
+    struct terminal *terminal = calloc(1, sizeof *terminal);
+    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
+    open_terminal(terminal, "4");
+    expect_prompt(terminal);
+    assert_int_equal(daemon_end(&run, SIGKILL), 128 + SIGKILL);
+    expect(terminal, "ended before the command did");
+    await_editor(terminal, 0);
+    assert_int_equal(ended(terminal), 5);
+    free(terminal);
+}
+
 /* --- progress */
 
 static uint64_t hand_clock(void *context) {
@@ -445,5 +460,6 @@ TESTING_MAIN(TEST(a_line_is_edited_answered_and_saved), TEST(ctrl_c_stops_an_ans
              TEST(an_unknown_command_is_not_said_to_the_model),
              TEST(ctrl_c_twice_at_the_prompt_leaves), TEST(a_signal_ends_what_is_being_opened),
              TEST(a_signal_to_end_leaves_what_was_saved),
+             TEST(a_terminal_is_given_back_when_a_daemon_dies),
              cmocka_unit_test(progress_waits_a_second_and_cleans_up),
              cmocka_unit_test(progress_is_silent_without_a_terminal))

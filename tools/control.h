@@ -43,7 +43,8 @@ void control_close(struct control *control); /* after a stop that returned 1; NU
 
 /* Has the daemon that holds config->store run the arguments; INT, TERM and HUP are handed on.
  * NOT_FOUND: there is none. BUSY: it takes no more. VERSION: it does not understand this program.
- * IO: it ended meanwhile. */
+ * IO: it ended meanwhile. CANCELLED: it does not answer: TERM and HUP after some seconds, and
+ * three INTs at once, leave it alone with the command. */
 enum kv_err control_ask(const struct config *config, int argc, char **argv, int *code_out,
                         struct kv_diag *diag);
 

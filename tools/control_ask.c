@@ -13,7 +13,12 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <termios.h>
 #include <unistd.h>
+
+static const uint64_t second_ns = 1000000000;
+/* Longer than a daemon that ends waits for its commands. */
+enum { LEAVE_SECONDS = 10, PRESSES_MAX = 3, LOOK_AGAIN_MS = 100 };
 
 /* -1 when nobody listens. */
 static int reach(const char *store) {
@@ -86,41 +91,94 @@ static int take_signals(sigset_t *before_out) {
     return signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
 }
 
+/* How long somebody has wanted to leave. */
+struct leaving {
+    uint64_t until_ns; /* 0: nobody does */
+    uint64_t pressed_ns;
+    int presses; /* of ctrl-C, each soon after the one before */
+};
+
+static void note_signal(struct leaving *leaving, int is_interrupt) {
+    uint64_t now_ns = kv_clock_now_ns(kv_clock_system());
+    if (!is_interrupt && leaving->until_ns == 0)
+        leaving->until_ns = now_ns + LEAVE_SECONDS * second_ns;
+    if (!is_interrupt)
+        return;
+    leaving->presses = now_ns - leaving->pressed_ns < second_ns ? leaving->presses + 1 : 1;
+    leaving->pressed_ns = now_ns;
+}
+
+/* A daemon that does not answer may be held up for ever, by a disk or a debugger: then it is left
+ * with the command, as when this program dies. */
+static int may_leave(const struct leaving *leaving) {
+    return leaving->presses >= PRESSES_MAX ||
+           (leaving->until_ns != 0 && kv_clock_now_ns(kv_clock_system()) >= leaving->until_ns);
+}
+
 /* Until the answer is there; what the person at the terminal wants goes to the daemon. */
-static int await_answer(int client, int signals, uint8_t answer[CONTROL_WIRE_ANSWER_BYTES]) {
+static enum kv_err await_answer(int client, int signals,
+                                uint8_t answer[CONTROL_WIRE_ANSWER_BYTES]) {
     struct pollfd waits[2] = {{.fd = client, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+    struct leaving leaving = {0};
     struct signalfd_siginfo info;
     for (;;) {
-        if (poll(waits, 2, -1) < 0 && errno != EINTR)
-            return 0;
-        while (signals >= 0 && read(signals, &info, sizeof info) == (ssize_t)sizeof info)
-            (void)control_wire_put(client, info.ssi_signo == SIGINT ? "I" : "T", 1);
+        if (poll(waits, 2, leaving.until_ns != 0 ? LOOK_AGAIN_MS : -1) < 0 && errno != EINTR)
+            return KV_ERR_IO;
+        while (signals >= 0 && read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
+            (void)send(client, info.ssi_signo == SIGINT ? "I" : "T", 1,
+                       MSG_NOSIGNAL | MSG_DONTWAIT);
+            note_signal(&leaving, info.ssi_signo == SIGINT);
+        }
         if (waits[0].revents != 0)
-            return control_wire_get(client, answer, CONTROL_WIRE_ANSWER_BYTES);
+            return control_wire_get(client, answer, CONTROL_WIRE_ANSWER_BYTES) &&
+                           kv_get_u32(answer) == CONTROL_WIRE_MAGIC
+                       ? KV_OK
+                       : KV_ERR_IO;
+        if (may_leave(&leaving))
+            return KV_ERR_CANCELLED;
     }
+}
+
+/* The terminal as it was, where the daemon had it and can give it back no more. */
+static void give_back(const struct termios *before, int is_terminal) {
+    if (is_terminal && tcgetpgrp(STDIN_FILENO) == getpgrp())
+        (void)tcsetattr(STDIN_FILENO, TCSANOW, before);
+}
+
+static enum kv_err no_answer(const struct config *config, enum kv_err err, struct kv_diag *diag) {
+    if (err == KV_ERR_CANCELLED)
+        return kv_diag_set(diag, err,
+                           "the daemon that holds store %s does not answer; left it, and what it "
+                           "was doing ends as if this program had died",
+                           config->store);
+    return kv_diag_set(diag, KV_ERR_IO,
+                       "the daemon that holds store %s ended before the command did; see its log "
+                       "and run the command again",
+                       config->store);
 }
 
 enum kv_err control_ask(const struct config *config, int argc, char **argv, int *code_out,
                         struct kv_diag *diag) {
     uint8_t answer[CONTROL_WIRE_ANSWER_BYTES];
     sigset_t before;
+    struct termios terminal;
     int client = reach(config->store);
     if (client < 0)
         return KV_ERR_NOT_FOUND;
+    int is_terminal = tcgetattr(STDIN_FILENO, &terminal) == 0;
     int signals = take_signals(&before);
     /* Who is turned away may be told so before all was said. */
     (void)send_all(client, config, argc, argv);
-    int good = await_answer(client, signals, answer) && kv_get_u32(answer) == CONTROL_WIRE_MAGIC;
+    enum kv_err err = await_answer(client, signals, answer);
     close(client);
+    if (err != KV_OK)
+        give_back(&terminal, is_terminal);
     if (signals >= 0) {
         close(signals);
         (void)sigprocmask(SIG_SETMASK, &before, NULL);
     }
-    if (!good)
-        return kv_diag_set(diag, KV_ERR_IO,
-                           "the daemon that holds store %s ended before the command did; see its "
-                           "log and run the command again",
-                           config->store);
+    if (err != KV_OK)
+        return no_answer(config, err, diag);
     if (kv_get_u32(answer + 4) == CONTROL_WIRE_OTHER)
         return kv_diag_set(diag, KV_ERR_VERSION,
                            "the daemon that holds store %s is of another version than this "
