@@ -10,7 +10,7 @@
 
 #define TEMPERATURE_MAX 100.0f
 
-enum { LANES = 16 };
+enum { LANES = 16, SPANS = 2048 };
 
 static double from_bits(uint64_t bits) {
     double value;
@@ -311,22 +311,70 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
     return KV_OK;
 }
 
+/* One look at every value: the largest rank of each span of them, the largest and the smallest of
+ * all. A span is as many lanes as make at most SPANS of them. */
+struct ranks {
+    uint32_t span;
+    int32_t most, least, of[SPANS];
+};
+
+static void ranks_of(const struct sampler_row *row, struct ranks *ranks) {
+    ranks->span = (row->count / SPANS / LANES + 1) * LANES;
+    ranks->most = INT32_MIN;
+    ranks->least = INT32_MAX;
+    for (uint32_t first = 0; first < row->count; first += ranks->span) {
+        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
+        uint32_t whole = count / LANES * LANES;
+        const float *logits = row->logits + first;
+        int32_t most[LANES], least[LANES], top = INT32_MIN;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            most[lane] = INT32_MIN;
+            least[lane] = INT32_MAX;
+        }
+        for (uint32_t i = 0; i < whole; i += LANES)
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                int32_t rank = rank_of(logits[i + lane]);
+                most[lane] = rank > most[lane] ? rank : most[lane];
+                least[lane] = rank < least[lane] ? rank : least[lane];
+            }
+        for (uint32_t i = whole; i < count; i++) {
+            int32_t rank = rank_of(logits[i]);
+            most[0] = rank > most[0] ? rank : most[0];
+            least[0] = rank < least[0] ? rank : least[0];
+        }
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            top = most[lane] > top ? most[lane] : top;
+            ranks->least = least[lane] < ranks->least ? least[lane] : ranks->least;
+        }
+        ranks->of[first / ranks->span] = top;
+        ranks->most = top > ranks->most ? top : ranks->most;
+    }
+}
+
+static int ranks_are_finite(const struct ranks *ranks) {
+    return ranks->most < rank_of(INFINITY) && ranks->least > rank_of(-INFINITY);
+}
+
 enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
                            struct sampler_expected *expected_out, struct kv_diag *diag) {
-    enum kv_err err = check_row(row, diag);
-    if (err != KV_OK)
-        return err;
+    struct ranks ranks;
+    ranks_of(row, &ranks);
+    if (row->count == 0 || !ranks_are_finite(&ranks))
+        return check_row(row, diag);
     if (id >= row->count)
         return kv_diag_set(diag, KV_ERR_INVALID, "token %u is beyond the %u logits", id,
                            row->count);
-    uint32_t best_id = best_of(row);
+    uint32_t best_id = 0;
+    while (ranks.of[best_id / ranks.span] != ranks.most)
+        best_id += ranks.span;
+    while (rank_of(row->logits[best_id]) != ranks.most)
+        best_id++;
     double best = (double)row->logits[best_id], sum = 0.0;
-    for (uint32_t first = 0; first < row->count; first += LANES) {
-        uint32_t end = row->count - first < LANES ? row->count : first + LANES;
-        /* Most of a vocabulary adds nothing at all. */
-        if (end - first == LANES && all_below(row->logits + first, (float)(best - 51.0)))
-            continue;
-        for (uint32_t i = first; i < end; i++)
+    /* Most of a vocabulary adds nothing at all. */
+    int32_t limit = rank_of((float)(best - 51.0));
+    for (uint32_t first = 0; first < row->count; first += ranks.span) {
+        uint32_t end = row->count - first < ranks.span ? row->count : first + ranks.span;
+        for (uint32_t i = first; i < end && ranks.of[first / ranks.span] >= limit; i++)
             sum += exp_of((double)row->logits[i] - best);
     }
     *expected_out =
