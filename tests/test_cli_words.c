@@ -150,6 +150,10 @@ static void what_the_store_knows_needs_no_model(void **state) {
         {2, "needle x: not in this session; it has: k", {"needle", "rm", "a", "--key=x"}},
         {2, "needle x: not in this session; it has: k", {"needle", "check", "a", "--key=x"}},
         {2, "session zz: not in this store", {"needle", "check", "zz"}},
+        {2, "only restore, fork, export and rm take a tag: leave @red out", {"show", "a@red"}},
+        {2, "only restore, fork, export and rm take a tag: leave @red out", {"verify", "a@red"}},
+        {2, "only restore, fork, export and rm take a tag: leave @red out", {"snapshot", "a@red"}},
+        {2, "session zz@red: not in this store; `coldplane ls`", {"show", "zz@red"}},
         {1, "'@' stands between a session and its tag", {"run", "a@red", "-p", "x"}},
         {1, "'@' stands between a session and its tag", {"chat", "-s", "a@red"}}};
     for (int i = 0; i < 2; i++) {

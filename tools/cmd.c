@@ -5,6 +5,7 @@
  */
 #include "tools/cmd.h"
 
+#include "snapshot/snap_tree.h"
 #include "store/io.h"
 #include "tools/cmd_host.h"
 #include "tools/progress.h"
@@ -252,15 +253,29 @@ enum kv_err cmd_open_store(struct cmd *cmd, enum cmd_access access, struct store
     return err;
 }
 
+/* What was asked for may be a session that is there, with a tag that the command does not take. */
+static enum kv_err not_found(const struct cmd *cmd, struct store *store, struct kv_diag *diag) {
+    struct snap_tree_room room;
+    struct snap_tree_place place = {NULL, NULL};
+    struct snapshot_entry entry;
+    if (snap_tree_parse(store, cmd->session_name, &room, &place, NULL) == KV_OK &&
+        place.tag != NULL && snapshot_find(store, cmd->alloc, place.name, &entry, NULL) == KV_OK)
+        return kv_diag_set(
+            diag, KV_ERR_NOT_FOUND,
+            "session %s: not in this store; only restore, fork, export and rm take a "
+            "tag: leave @%s out",
+            cmd->session_name, place.tag);
+    return kv_diag_set(diag, KV_ERR_NOT_FOUND,
+                       "session %s: not in this store; `coldplane ls` lists what is there",
+                       cmd->session_name);
+}
+
 enum kv_err cmd_find(struct cmd *cmd, struct store *store, struct snapshot_entry *entry_out,
                      struct kv_diag *diag) {
     enum kv_err err = session_check_name(cmd->session_name, diag);
     if (err == KV_OK)
         err = snapshot_find(store, cmd->alloc, cmd->session_name, entry_out, diag);
-    if (err == KV_ERR_NOT_FOUND)
-        kv_diag_set(diag, err, "session %s: not in this store; `coldplane ls` lists what is there",
-                    cmd->session_name);
-    return err;
+    return err == KV_ERR_NOT_FOUND ? not_found(cmd, store, diag) : err;
 }
 
 enum kv_err cmd_look_stored(void *context, struct store *store, struct kv_diag *diag) {
