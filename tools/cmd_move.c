@@ -8,6 +8,7 @@
 #include "tools/progress.h"
 #include "tools/text.h"
 
+#include "engine/export.h"
 #include "snapshot/snap_import.h"
 #include "snapshot/snap_tree.h"
 
@@ -213,6 +214,22 @@ static enum kv_err get_bytes(void *context, void *bytes, size_t count, size_t *g
     return KV_OK;
 }
 
+/* Of a file, before a store is opened or made for it; what comes through a pipe is seen later. */
+static enum kv_err check_start(const struct moving *moving, struct kv_diag *diag) {
+    uint8_t start[EXPORT_START_BYTES] = {0};
+    uint64_t check = 0;
+    /* What is shorter is no export either. */
+    ssize_t got = pread(moving->file, start, sizeof start, 0);
+    if (got < 0 && (errno == ESPIPE || errno == EINTR))
+        return KV_OK;
+    if (got < 0)
+        return kv_diag_errno(diag, KV_ERR_IO, errno, "reading %s", moving->path);
+    enum kv_err err = export_get_start(start, &check, diag);
+    if (err != KV_OK)
+        kv_diag_prefix(diag, "import of %s", moving->path);
+    return err;
+}
+
 static enum kv_err open_input(struct moving *moving, struct kv_diag *diag) {
     if (is_pipe(moving)) {
         moving->file = fileno(moving->cmd->in);
@@ -224,10 +241,10 @@ static enum kv_err open_input(struct moving *moving, struct kv_diag *diag) {
         return kv_diag_set(diag, KV_ERR_INVALID,
                            "import of %s: it is a folder; name a file that `coldplane export` made",
                            moving->path);
-    if (moving->file >= 0)
-        return KV_OK;
-    return kv_diag_errno(diag, errno == ENOENT ? KV_ERR_NOT_FOUND : KV_ERR_IO, errno,
-                         "file %s cannot be read", moving->path);
+    if (moving->file < 0)
+        return kv_diag_errno(diag, errno == ENOENT ? KV_ERR_NOT_FOUND : KV_ERR_IO, errno,
+                             "file %s cannot be read", moving->path);
+    return check_start(moving, diag);
 }
 
 /* In a daemon: what may never come is waited for here, before others have to wait for this
