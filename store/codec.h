@@ -1,6 +1,6 @@
 /* store/codec.h - one extent smaller and back.
  *
- * Responsible for: zstd level 1 with and without parting the bytes of 2-byte elements, try-and-keep
+ * Responsible for: zstd with and without parting the bytes of 2-byte elements, try-and-keep
  * by kind, output bounded by a size that is known before unzipping starts.
  * Not responsible for: digests or places.
  *

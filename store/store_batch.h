@@ -23,7 +23,7 @@ enum { STORE_PIECES_MAX = 64, STORE_BATCH_OPS_MAX = 1 << 20 };
  * on all while it does; kept only where it saves 8 % or more. */
 enum store_codec_hint {
     STORE_RAW,         /* never tried */
-    STORE_ZSTD,        /* zstd level 1 */
+    STORE_ZSTD,        /* for what has no long matches (codec.c) */
     STORE_SHUFFLE_ZSTD /* bytes of 2-byte elements parted first: BF16 */
 };
 
