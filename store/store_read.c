@@ -4,7 +4,7 @@
  * putting the bytes where they belong, and saying of every extent whether it is whole.
  * Not responsible for: unzipping (codec.c) or finding extents.
  *
- * Where there are helpers, much is read: all of it passes through the registered staging, 512 KiB
+ * Where there are helpers, much is read: all of it passes through the registered staging, 256 KiB
  * at a time, and is copied on by the reading thread while the next requests are under way. A
  * virtual disk is served by a processor that copies, and the 8 MiB that it copies into again and
  * again take more than memory at large would. Without helpers a raw extent whose pieces are pages
@@ -36,7 +36,7 @@
 enum {
     DEPTH = IO_DEPTH_MAX,
     JOB_BYTES_MAX = 4 << 20,
-    STAGED_BYTES_MAX = 1 << 19, /* of one by way of the staging */
+    STAGED_BYTES_MAX = 1 << 18, /* of one by way of the staging */
     RUN_BYTES_MAX = JOB_BYTES_MAX,
     CARRIED_RAW_MAX = 1 << 16,    /* a raw extent up to this may be one of a run, and is copied */
     FILES_MAX = READER_FILES_MAX, /* a call with more goes in rounds */

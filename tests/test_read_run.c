@@ -31,7 +31,7 @@ struct fixture {
 };
 
 static size_t size_of(unsigned index) {
-    return index % EACH == 0 ? SMALL_BYTES : index % EACH == EACH - 1 ? 200 << 10 : 150000 + index;
+    return index % EACH == 0 ? SMALL_BYTES : index % EACH == EACH - 1 ? 200 << 10 : 100000 + index;
 }
 
 static void make_bytes(unsigned index, uint8_t *bytes) {
@@ -340,8 +340,8 @@ static void runs_wait_for_room(void **state) {
         assert_memory_equal(pieces[i].iov_base, expected, BYTES);
         store_record_release(store, &records[i]);
     }
-    /* Runs of 4 MiB, in requests of 512 KiB. */
-    const uint64_t most = 1 << 19;
+    /* Runs of 4 MiB, in requests of 256 KiB. */
+    const uint64_t most = 1 << 18;
     uint64_t one = stats.read_bytes / PIECES, each = (4 << 20) / one, last = PIECES % each;
     uint64_t requests =
         PIECES / each * ((each * one + most - 1) / most) + (last * one + most - 1) / most;

@@ -382,7 +382,7 @@ static void stalled_read_times_out(void **state) {
         get_big(store, big, reads, memory);
         faulty_io_arm(faulty, &(struct faulty_io_plan){.action = FAULTY_IO_STALL,
                                                        .ops = FAULTY_IO_READ,
-                                                       .at = way < 2 ? 4 : 8});
+                                                       .at = way < 2 ? 4 : 16});
         struct store_read_args args = {.reads = reads, .count = BIG_COUNT, .helper = way >= 2};
         assert_int_equal(store_read(store, &args, NULL, &diag), KV_ERR_IO);
         assert_non_null(strstr(diag.text, "timed out"));
