@@ -143,11 +143,17 @@ void reader_staging_put(struct reader *reader, const uint8_t *at, size_t count) 
 
 enum kv_err reader_packed(struct store *store, struct reader *reader, size_t bytes) {
     const struct kv_alloc *alloc = store->options.alloc;
+#ifdef BREAK_PACKED_ROOM
+    bytes = (size_t)64 << 20;
+#endif
     if (bytes <= reader->packed_bytes)
         return KV_OK;
     kv_alloc_release(alloc, reader->packed);
     reader->packed = kv_alloc_large(alloc, bytes);
     reader->packed_bytes = reader->packed != NULL ? bytes : 0;
+#ifdef BREAK_PACKED_ROOM
+    memset(reader->packed, 1, bytes);
+#endif
     return reader->packed != NULL ? KV_OK : KV_ERR_NOMEM;
 }
 

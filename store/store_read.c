@@ -671,9 +671,6 @@ static enum kv_err make_room(struct round *round) {
         most = bytes > most ? bytes : most;
         sum = sum + bytes < limit ? sum + bytes : limit;
     }
-#ifdef BREAK_PACKED_ROOM
-    sum = (uint64_t)64 << 20;
-#endif
     most = kv_round_up(sum > most ? sum : most, unit);
     enum kv_err err = reader_packed(round->store, round->reader, (size_t)most);
     return err == KV_OK ? KV_OK

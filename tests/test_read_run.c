@@ -6,6 +6,7 @@
  */
 #include "store/store_read.h"
 
+#include "store/fmt.h"
 #include "store/store_ram.h"
 #include "tests/support_faulty_io.h"
 #include "tests/support_store.h"
@@ -207,6 +208,48 @@ static void what_fails_together_is_read_alone(void **state) {
     }
 }
 
+struct stopping {
+    struct fixture *f;
+    int stopped;
+};
+
+static void stop_at_failure(void *context, size_t index) {
+    struct stopping *stopping = context;
+    stopping->stopped |= stopping->f->reads[index].result != KV_OK;
+}
+
+static int is_going_on(void *context, size_t index, int wait) {
+    (void)index, (void)wait;
+    return !((struct stopping *)context)->stopped;
+}
+
+/* Every request fails: a large extent alone at once, and members of runs wait for being read alone,
+ * which nobody does any more. BREAK_READ_UNREAD: then that is told of, not the one that failed. */
+static void what_was_not_read_hides_no_reason(void **state) {
+    (void)state;
+    for (int way = 0; way < 2; way++) {
+        struct fixture f;
+        struct kv_diag diag = {""};
+        open_fixture(&f, door_of(way), 1);
+        struct stopping stopping = {&f, 0};
+        const struct faulty_io_plan plan = {
+            .action = FAULTY_IO_FAIL, .ops = FAULTY_IO_READ, .at = 1, .error = EIO, .lasting = 1};
+        faulty_io_arm(f.faulty, &plan);
+        assert_int_equal(read_all(&f,
+                                  (struct store_read_args){.done = stop_at_failure,
+                                                           .room = is_going_on,
+                                                           .context = &stopping,
+                                                           .helper = 1},
+                                  NULL, &diag),
+                         KV_ERR_IO);
+        assert_non_null(strstr(diag.text, strerror(EIO)));
+        assert_int_equal(f.reads[0].result, KV_ERR_CANCELLED);
+        assert_int_equal(f.reads[EACH - 1].result, KV_ERR_IO);
+        faulty_io_release(f.faulty);
+        close_fixture(&f);
+    }
+}
+
 static void a_segment_that_ends_within_a_run(void **state) {
     (void)state;
     struct fixture f;
@@ -301,8 +344,25 @@ static void a_member_that_lies_in_memory_ends_a_run(void **state) {
     close_fixture(&f);
 }
 
-/* 40 MiB of compressed extents, of which 24 may wait for one helper: what waits does so until a
- * whole run fits. BREAK_RUN_WAIT fills every gap with a single extent. */
+/* Room for two more than a run has, in order. */
+struct room {
+    uint32_t done, most;
+};
+
+static void room_done(void *context, size_t index) {
+    (void)index;
+    ((struct room *)context)->done++;
+}
+
+static int has_room(void *context, size_t index, int wait) {
+    const struct room *room = context;
+    int fits = index < room->done + room->most;
+    assert_true(fits || !wait);
+    return fits;
+}
+
+/* 40 MiB of compressed extents with room for one run and two more: what waits does so until a whole
+ * run fits. BREAK_RUN_WAIT fills every gap with a single extent. */
 static void runs_wait_for_room(void **state) {
     (void)state;
     enum { PIECES = 180, BYTES = 300000 };
@@ -334,15 +394,23 @@ static void runs_wait_for_room(void **state) {
         reads[i] = (struct store_read){
             .extent = records[i].extents, .pieces = &pieces[i], .piece_count = 1, .verify = 1};
     }
-    const struct store_read_args args = {.reads = reads, .count = PIECES, .helper = 1};
+    uint64_t one = fmt_extent_padded(reads[0].extent), each = (4 << 20) / one;
+    struct room room = {0, (uint32_t)each + 2};
+    const struct store_read_args args = {.reads = reads,
+                                         .count = PIECES,
+                                         .done = room_done,
+                                         .room = has_room,
+                                         .context = &room,
+                                         .helper = 1};
     assert_int_equal(store_read(store, &args, &stats, NULL), KV_OK);
+    assert_int_equal(stats.read_bytes, PIECES * one);
     for (unsigned i = 0; i < PIECES; i++) {
         assert_memory_equal(pieces[i].iov_base, expected, BYTES);
         store_record_release(store, &records[i]);
     }
     /* Runs of 4 MiB, in requests of 256 KiB. */
     const uint64_t most = 1 << 18;
-    uint64_t one = stats.read_bytes / PIECES, each = (4 << 20) / one, last = PIECES % each;
+    uint64_t last = PIECES % each;
     uint64_t requests =
         PIECES / each * ((each * one + most - 1) / most) + (last * one + most - 1) / most;
     assert_true(stats.read_bytes > 32 << 20 && each > 10);
@@ -352,7 +420,8 @@ static void runs_wait_for_room(void **state) {
     free(expected);
 }
 
-TESTING_MAIN(cmocka_unit_test(extents_that_lie_together_are_one_request),
+TESTING_MAIN(cmocka_unit_test(what_was_not_read_hides_no_reason),
+             cmocka_unit_test(extents_that_lie_together_are_one_request),
              cmocka_unit_test(damage_is_of_one_member),
              cmocka_unit_test(what_fails_together_is_read_alone),
              cmocka_unit_test(a_segment_that_ends_within_a_run),

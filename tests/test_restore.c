@@ -531,7 +531,6 @@ static int stop(void *context, uint64_t done, uint64_t all) {
     return ++*calls < 3;
 }
 
-/* BREAK_READ_UNREAD: an extent that was not read any more is told of, not the one that failed. */
 static void refusals_leave_the_engine_as_it_was(void **state) {
     (void)state;
     struct fixture f;

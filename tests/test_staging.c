@@ -18,9 +18,9 @@
 #include <unistd.h>
 
 enum { LAYERS = 32, HEADS = 2, SHORT_TOKENS = 600, LONG_TOKENS = 6000, BLOCK_BYTES = 4 << 20 };
-/* Read buffers are 16 MiB, compressed extents at most 24, two codecs have room for an extent before
+/* Read buffers are 8 MiB, compressed extents at most 24, two codecs have room for an extent before
  * and one after shuffling; the rest is what the proof's forward touches first. */
-enum { STAGING_BYTES = (16 << 20) + (24 << 20) + 4 * BLOCK_BYTES + (6 << 20) };
+enum { STAGING_BYTES = (8 << 20) + (24 << 20) + 4 * BLOCK_BYTES + (6 << 20) };
 
 static struct life_options options_of(const char *dir) {
     struct life_options options = life_default(dir);
