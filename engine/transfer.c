@@ -197,7 +197,7 @@ enum kv_err transfer_part_write(struct engine *engine, const struct transfer_par
     return transfer_parts_write(engine, part, &bytes, 1);
 }
 
-/* A few at a time, so that the list needs no memory of its own. */
+/* As many at a time as go to the device together: 70 KiB of the stack. */
 enum kv_err transfer_digests(struct engine *engine, const struct transfer_part *parts,
                              uint32_t count, struct kv_digest *digests_out) {
     enum { EACH = TRANSFER_DIGESTS_MAX };

@@ -65,10 +65,9 @@ void *transfer_host_get(struct engine *engine, uint64_t bytes);
 /* The same for very many that stay long; NULL: ordinary memory serves as well, or none is left. */
 void *transfer_host_keep(struct engine *engine, uint64_t bytes);
 void transfer_host_put(struct engine *engine, void *memory); /* NULL is allowed */
-/* The same where bytes on their way from a disk land: at one place until engine_close, so that
- * others may be told of it once; the store that was is closed before. One has it at a time, and
- * for good where a late read may still write there; NULL: it is taken, or smaller, or there is
- * none. Any thread. */
+/* The same where bytes on their way from a disk land: one place until engine_close. One has it at a
+ * time, and for good where a late read may still write there; NULL: it is taken, or smaller, or
+ * there is none. Any thread. */
 void *transfer_landing_take(struct engine *engine, uint64_t bytes);
 void transfer_landing_give(struct engine *engine);
 
@@ -194,7 +193,7 @@ void transfer_load_abandon(struct transfer_load *load);
 /* A WAKING session whose layers are still on their way. Questions to it (session_ask, needles,
  * probes, fingerprints) wait in front of each layer until it has arrived, while others may step;
  * nothing else looks at its planes until it is WAKING no more. Whoever loads has ended before
- * session_drop. Once all have arrived this costs nothing. */
+ * session_drop and transfer_load_abandon. Once all have arrived this costs nothing. */
 /* The scheduler thread, before the first question, or who loads a session that is not published
  * yet: no layer is there. */
 void transfer_layers_expect(struct session *session);

@@ -11,6 +11,8 @@
  *
  * Threads: the scheduler thread, and others may step in each of the calls; two more live from
  * begin to end.
+ * A second wake out of memory waits in begin until the first has its bytes, and is not cancelled
+ * meanwhile.
  * Units: bytes, layers, nanoseconds.
  */
 #ifndef RESTORE_REST_LAYERS_H

@@ -30,7 +30,8 @@ void snap_parts_page(const struct transfer_frozen *frozen, uint32_t page,
                      struct snap_parts *parts_out);
 void snap_parts_drop(struct snapshot *snapshot, struct snap_parts *parts);
 
-/* 1: an extent of this kind lies behind those that a wake at the floor of a ladder reads. */
+/* 1: an extent of this kind lies behind those that every wake reads; at the floor of v2 KL, which
+ * is the first of those behind, is read too. */
 int snap_parts_behind(uint8_t kind);
 /* How an extent of this kind is tried to be made smaller. */
 enum store_codec_hint snap_parts_hint(uint8_t kind);

@@ -53,7 +53,7 @@ void reader_give(struct store *store, struct reader *reader, int stalled);
  * to several places; see codec_prepare. NOMEM. */
 enum kv_err reader_codecs(struct store *store, struct reader *reader, uint32_t count,
                           size_t shuffled, size_t apart);
-/* A place in the staging for a request of up to 4 MiB, the first free one, so that what was used
+/* A place in the staging for a request of up to so much, the first free one, so that what was used
  * last is used again; NULL: there is none now. */
 uint8_t *reader_staging_get(struct reader *reader, size_t count);
 /* NULL is allowed. */

@@ -534,14 +534,15 @@ static void take_over(struct round *round, int all) {
         ;
 }
 
-/* No answer within the deadline: what is in flight is in doubt, the rest is not tried. */
+/* No answer within the deadline: what is in flight is in doubt where it goes straight to its place,
+ * since the reader's own memory stays until the store is closed; the rest is not tried. */
 static void give_up(struct round *round) {
     round->stalled = 1;
     take_over(round, 1);
     for (uint32_t i = 0; i < DEPTH; i++) {
-        size_t head = round->jobs[i].read_index;
-        for (size_t k = 0; round->jobs[i].used && k < round->flows[head].members; k++)
-            round->args.reads[head + k].in_doubt = 1;
+        const struct job *job = &round->jobs[i];
+        if (job->used && job->staging == NULL && round->flows[job->read_index].run == NULL)
+            round->args.reads[job->read_index].in_doubt = 1;
     }
     for (size_t i = 0; i < round->args.count; i++) {
         struct flow *flow = &round->flows[i];

@@ -64,8 +64,9 @@ struct store_read_stats {
 };
 
 /* Reads all; goes on after a failed one. Returns KV_OK when every result is KV_OK, else the result
- * of the first failed read in order, with its sentence in the diag. Destinations of failed reads
- * hold anything. `stats_out` may be NULL.
+ * of the first failed read in order, with its sentence in the diag; one that was not read because
+ * of another (CANCELLED) only where there is no other. Destinations of failed reads hold anything.
+ * `stats_out` may be NULL.
  * KV_ERR_CORRUPT digest, padding, frame or length; KV_ERR_IO, also a deadline ("timed out");
  * KV_ERR_INVALID pieces that do not fit the extent; KV_ERR_CANCELLED; KV_ERR_NOMEM. */
 enum kv_err store_read(struct store *store, const struct store_read_args *args,

@@ -388,7 +388,8 @@ static void stalled_read_times_out(void **state) {
         assert_non_null(strstr(diag.text, "timed out"));
         assert_int_equal(reads[0].result, KV_OK);
         assert_int_equal(reads[1].result, KV_ERR_IO);
-        assert_int_equal(reads[1].in_doubt, 1);
+        /* Beside helpers all comes by way of the reader's own memory. */
+        assert_int_equal(reads[1].in_doubt, way < 2);
         for (size_t i = 2; i < BIG_COUNT; i++)
             assert_int_equal(reads[i].in_doubt, 0);
         assert_int_equal(open_segments(dir), open_before + 1);

@@ -368,7 +368,8 @@ enum kv_err cmd_open_service(struct cmd *cmd, enum cmd_access access, service_lo
     settings.receipt_context = cmd;
     settings.alloc = cmd->alloc;
     settings.clock = cmd->clock;
-    enum kv_err err = access == CMD_CREATE ? make_home(config, &made, diag) : KV_OK;
+    /* Receipts are kept there. */
+    enum kv_err err = access != CMD_READ ? make_home(config, &made, diag) : KV_OK;
     if (err != KV_OK)
         return err;
     struct watch watch;

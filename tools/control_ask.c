@@ -108,7 +108,7 @@ static void note_signal(struct leaving *leaving, int is_interrupt) {
     leaving->pressed_ns = now_ns;
 }
 
-/* A daemon that does not answer may be held up for ever, by a disk or a debugger: then it is left
+/* A daemon that has not answered may be held up for ever, by a disk or a debugger: then it is left
  * with the command, as when this program dies. */
 static int may_leave(const struct leaving *leaving) {
     return leaving->presses >= PRESSES_MAX ||
@@ -148,7 +148,7 @@ static void give_back(const struct termios *before, int is_terminal) {
 static enum kv_err no_answer(const struct config *config, enum kv_err err, struct kv_diag *diag) {
     if (err == KV_ERR_CANCELLED)
         return kv_diag_set(diag, err,
-                           "the daemon that holds store %s does not answer; left it, and what it "
+                           "the daemon that holds store %s has not answered; left it, and what it "
                            "was doing ends as if this program had died",
                            config->store);
     return kv_diag_set(diag, KV_ERR_IO,
