@@ -183,33 +183,60 @@ static double weight_at(struct falling *falling, uint32_t index) {
     return exp_of(((double)falling_at(falling, index).logit - falling->best) * falling->scale);
 }
 
-static int has_rank(const float logits[LANES], int32_t rank) {
-    int32_t equal = 0;
-    for (uint32_t lane = 0; lane < LANES; lane++)
-        equal |= rank_of(logits[lane]) == rank;
-    return equal;
+/* One look at every value: the largest rank of each span of them, the largest and the smallest of
+ * all. A span is as many lanes as make at most SPANS of them. */
+struct ranks {
+    uint32_t span;
+    int32_t most, least, of[SPANS];
+};
+
+static void ranks_of(const struct sampler_row *row, struct ranks *ranks) {
+    ranks->span = (row->count / SPANS / LANES + 1) * LANES;
+    ranks->most = INT32_MIN;
+    ranks->least = INT32_MAX;
+    for (uint32_t first = 0; first < row->count; first += ranks->span) {
+        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
+        uint32_t whole = count / LANES * LANES;
+        const float *logits = row->logits + first;
+        int32_t most[LANES], least[LANES], top = INT32_MIN;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            most[lane] = INT32_MIN;
+            least[lane] = INT32_MAX;
+        }
+        for (uint32_t i = 0; i < whole; i += LANES)
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                int32_t rank = rank_of(logits[i + lane]);
+                most[lane] = rank > most[lane] ? rank : most[lane];
+                least[lane] = rank < least[lane] ? rank : least[lane];
+            }
+        for (uint32_t i = whole; i < count; i++) {
+            int32_t rank = rank_of(logits[i]);
+            most[0] = rank > most[0] ? rank : most[0];
+            least[0] = rank < least[0] ? rank : least[0];
+        }
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            top = most[lane] > top ? most[lane] : top;
+            ranks->least = least[lane] < ranks->least ? least[lane] : ranks->least;
+        }
+        ranks->of[first / ranks->span] = top;
+        ranks->most = top > ranks->most ? top : ranks->most;
+    }
 }
 
-/* The first of the largest: the largest rank, then who has it. */
-static uint32_t best_of(const struct sampler_row *row) {
-    int32_t most[LANES], best = INT32_MIN;
-    uint32_t whole = row->count / LANES * LANES, at = 0;
-    for (uint32_t lane = 0; lane < LANES; lane++)
-        most[lane] = INT32_MIN;
-    for (uint32_t i = 0; i < whole; i += LANES)
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            int32_t rank = rank_of(row->logits[i + lane]);
-            most[lane] = rank > most[lane] ? rank : most[lane];
-        }
-    for (uint32_t lane = 0; lane < LANES; lane++)
-        best = most[lane] > best ? most[lane] : best;
-    for (uint32_t i = whole; i < row->count; i++)
-        best = rank_of(row->logits[i]) > best ? rank_of(row->logits[i]) : best;
-    while (at < whole && !has_rank(row->logits + at, best))
-        at += LANES;
-    while (rank_of(row->logits[at]) != best)
+/* The first of the largest: the first span that has the largest rank, and in it who has it. */
+static uint32_t best_in(const struct sampler_row *row, const struct ranks *ranks) {
+    uint32_t at = 0;
+    while (ranks->of[at / ranks->span] != ranks->most)
+        at += ranks->span;
+    while (rank_of(row->logits[at]) != ranks->most)
         at++;
     return at;
+}
+
+static uint32_t best_of(const struct sampler_row *row) {
+    struct ranks ranks;
+    ranks_of(row, &ranks);
+    return best_in(row, &ranks);
 }
 
 enum kv_err sampler_pick(const struct sampler_settings *settings, const struct sampler_row *row,
@@ -311,46 +338,6 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
     return KV_OK;
 }
 
-/* One look at every value: the largest rank of each span of them, the largest and the smallest of
- * all. A span is as many lanes as make at most SPANS of them. */
-struct ranks {
-    uint32_t span;
-    int32_t most, least, of[SPANS];
-};
-
-static void ranks_of(const struct sampler_row *row, struct ranks *ranks) {
-    ranks->span = (row->count / SPANS / LANES + 1) * LANES;
-    ranks->most = INT32_MIN;
-    ranks->least = INT32_MAX;
-    for (uint32_t first = 0; first < row->count; first += ranks->span) {
-        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
-        uint32_t whole = count / LANES * LANES;
-        const float *logits = row->logits + first;
-        int32_t most[LANES], least[LANES], top = INT32_MIN;
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            most[lane] = INT32_MIN;
-            least[lane] = INT32_MAX;
-        }
-        for (uint32_t i = 0; i < whole; i += LANES)
-            for (uint32_t lane = 0; lane < LANES; lane++) {
-                int32_t rank = rank_of(logits[i + lane]);
-                most[lane] = rank > most[lane] ? rank : most[lane];
-                least[lane] = rank < least[lane] ? rank : least[lane];
-            }
-        for (uint32_t i = whole; i < count; i++) {
-            int32_t rank = rank_of(logits[i]);
-            most[0] = rank > most[0] ? rank : most[0];
-            least[0] = rank < least[0] ? rank : least[0];
-        }
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            top = most[lane] > top ? most[lane] : top;
-            ranks->least = least[lane] < ranks->least ? least[lane] : ranks->least;
-        }
-        ranks->of[first / ranks->span] = top;
-        ranks->most = top > ranks->most ? top : ranks->most;
-    }
-}
-
 static int ranks_are_finite(const struct ranks *ranks) {
     return ranks->most < rank_of(INFINITY) && ranks->least > rank_of(-INFINITY);
 }
@@ -364,11 +351,7 @@ enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
     if (id >= row->count)
         return kv_diag_set(diag, KV_ERR_INVALID, "token %u is beyond the %u logits", id,
                            row->count);
-    uint32_t best_id = 0;
-    while (ranks.of[best_id / ranks.span] != ranks.most)
-        best_id += ranks.span;
-    while (rank_of(row->logits[best_id]) != ranks.most)
-        best_id++;
+    uint32_t best_id = best_in(row, &ranks);
     double best = (double)row->logits[best_id], sum = 0.0;
     /* Most of a vocabulary adds nothing at all. */
     int32_t limit = rank_of((float)(best - 51.0));
