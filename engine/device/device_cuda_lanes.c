@@ -87,18 +87,17 @@ static int pin_there(void *context, void *at, uint64_t bytes) {
 /* The next slice of the ring, once what it was used for last has ended. */
 static uint8_t *next_slice(struct device_cuda_lanes *lanes, enum device_lane index) {
     struct device_cuda_lane *lane = &lanes->of[index];
+    uint64_t next = lane->sent % SLICES;
 
-    (void)device_cuda_lanes_note(lanes, index, cudaEventSynchronize(lane->used[lane->next]),
-                                 "copy");
-    return lane->ring + (uint64_t)lane->next * SLICE_BYTES;
+    (void)device_cuda_lanes_note(lanes, index, cudaEventSynchronize(lane->used[next]), "copy");
+    return lane->ring + next * SLICE_BYTES;
 }
 
 static void use_slice(struct device_cuda_lanes *lanes, enum device_lane index) {
     struct device_cuda_lane *lane = &lanes->of[index];
 
-    (void)device_cuda_lanes_note(lanes, index,
-                                 cudaEventRecord(lane->used[lane->next], lane->stream), "copy");
-    lane->next = (lane->next + 1) % SLICES;
+    (void)device_cuda_lanes_note(
+        lanes, index, cudaEventRecord(lane->used[lane->sent % SLICES], lane->stream), "copy");
     lane->sent++;
 }
 

@@ -25,8 +25,7 @@ struct device_cuda_lane {
     pthread_mutex_t lock;
     uint8_t *ring; /* in slices of 4 MiB, pinned */
     cudaEvent_t used[DEVICE_CUDA_LANES_SLICES];
-    uint32_t next;
-    uint64_t sent; /* slices used so far */
+    uint64_t sent; /* slices used so far: the next is number sent % SLICES */
     int failed;
 };
 
