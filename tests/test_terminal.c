@@ -178,13 +178,17 @@ static void ctrl_c_stops_an_answer_and_keeps_it(void **state) {
     stop_an_answer(*state);
 }
 
-static void ctrl_c_stops_an_answer_of_a_daemon(void **state) {
-    struct cli *cli = *state;
+/* The same where a daemon holds the store. */
+static void play_beside_daemon(struct cli *cli, void (*play)(struct cli *cli)) {
     struct daemon_run run = {0};
     assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
-    stop_an_answer(cli);
+    play(cli);
     assert_true(daemon_said(&run, "control command chat exit=0"));
     assert_int_equal(daemon_end(&run, SIGTERM), 0);
+}
+
+static void ctrl_c_stops_an_answer_of_a_daemon(void **state) {
+    play_beside_daemon(*state, stop_an_answer);
 }
 
 /* A line of many tokens, the last word of which the terminal has shown: ctrl-C comes while it is
@@ -231,11 +235,7 @@ static void ctrl_c_takes_a_message_back(void **state) {
 }
 
 static void ctrl_c_takes_a_message_of_a_daemon_back(void **state) {
-    struct cli *cli = *state;
-    struct daemon_run run = {0};
-    assert_true(daemon_start(cli, &run, NULL, NULL, NULL));
-    take_a_message_back(cli);
-    assert_int_equal(daemon_end(&run, SIGTERM), 0);
+    play_beside_daemon(*state, take_a_message_back);
 }
 
 /* A session of one turn, saved, and a chat that cannot save more: the disk that is full is a limit
