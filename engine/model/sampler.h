@@ -8,7 +8,8 @@
  * alone, so that a restored session goes on as the never-evicted one. Order of the filters:
  * temperature, then top-k, then top-p over what is left; then the token whose cumulative
  * probability, in order of falling logit (ties: lower id first), passes the random number. All
- * arithmetic is plain C in double with its own exp and log: equal bits on every machine.
+ * arithmetic is plain C with its own exp and log, in double but for the sum of sampler_expect:
+ * equal bits on every machine.
  *
  * Threads: pure.
  * Units: positions; natural logarithms.
@@ -72,14 +73,15 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
                         struct sampler_candidate *top_out, struct kv_diag *diag);
 
 /* Both in as few looks at the row as they take: the greedy choice (lower id on ties), and the log
- * of the softmax at `id`. Errors as of sampler_log_prob. */
+ * of the softmax at `id`, within 1e-7. Errors as of sampler_log_prob. */
 struct sampler_expected {
     uint32_t best;
     double log_prob;
 };
 enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
                            struct sampler_expected *expected_out, struct kv_diag *diag);
-/* Log of the softmax at `id`. KV_ERR_DEVICE, KV_ERR_INVALID (id out of range) as above. */
+/* Log of the softmax at `id`, likewise. KV_ERR_DEVICE, KV_ERR_INVALID (id out of range) as
+ * above. */
 enum kv_err sampler_log_prob(const struct sampler_row *row, uint32_t id, double *log_prob_out,
                              struct kv_diag *diag);
 
