@@ -208,6 +208,7 @@ static enum kv_err build_question(struct session *session, const struct image_ne
 struct score {
     int agrees;
     double logp;
+    enum kv_err err;
 };
 
 /* A fact, the value that is asked for, and how. */
@@ -219,8 +220,6 @@ struct asking {
 
 struct together {
     uint32_t vocab_count;
-    enum kv_err err;
-    struct kv_diag *diag;
     struct score *scores;
     struct question questions[TOGETHER];
     struct session_range hide[TOGETHER][IMAGE_SPANS_MAX];
@@ -232,13 +231,13 @@ static void score_row(void *context, uint32_t ask, uint64_t row, const float *lo
     const struct question *question = &together->questions[ask];
     struct score *score = &together->scores[ask];
     uint64_t next = row + 1;
-    if (together->err != KV_OK || next < question->answer_first || next >= question->count)
+    if (score->err != KV_OK || next < question->answer_first || next >= question->count)
         return;
     struct sampler_row sampled = {logits, together->vocab_count, next};
     struct sampler_expected expected;
     uint32_t id = question->ids[next];
-    together->err = sampler_expect(&sampled, id, &expected, together->diag);
-    if (together->err != KV_OK)
+    score->err = sampler_expect(&sampled, id, &expected, NULL);
+    if (score->err != KV_OK)
         return;
     score->agrees &= expected.best == id;
     score->logp += expected.log_prob;
@@ -249,14 +248,14 @@ static enum kv_err ask_together(struct session *session, const struct asking *as
                                 uint32_t count, struct score *scores, struct kv_diag *diag) {
     struct engine_model model;
     engine_model(session_engine(session), &model);
-    struct together together = {.vocab_count = model.vocab_count, .diag = diag, .scores = scores};
+    struct together together = {.vocab_count = model.vocab_count, .scores = scores};
     for (uint32_t i = 0; i < count; i++) {
         const struct image_needle *needle = askings[i].needle;
         struct question *question = &together.questions[i];
         enum kv_err err = build_question(session, needle, askings[i].value, question, diag);
         if (err != KV_OK)
             return err;
-        scores[i] = (struct score){1, 0.0};
+        scores[i] = (struct score){1, 0.0, KV_OK};
         for (uint32_t k = 0; k < needle->span_count; k++)
             together.hide[i][k] =
                 (struct session_range){needle->spans[k].first, needle->spans[k].end};
@@ -270,7 +269,11 @@ static enum kv_err ask_together(struct session *session, const struct asking *as
                                  .rows_first = question->answer_first - 1};
     }
     enum kv_err err = session_ask_all(session, together.asks, count, score_row, &together, diag);
-    return err != KV_OK ? err : together.err;
+    for (uint32_t i = 0; err == KV_OK && i < count; i++)
+        if (scores[i].err != KV_OK)
+            err =
+                kv_diag_set(diag, scores[i].err, "the answer to question %u has no probability", i);
+    return err;
 }
 
 static enum kv_err find_needle(struct session *session, uint32_t index,

@@ -92,20 +92,19 @@ struct scores {
     const struct image_probe *probes;
     struct probe_result *results;
     uint32_t vocab_count;
-    enum kv_err err;
-    struct kv_diag *diag;
+    enum kv_err errs[IMAGE_PROBES_MAX];
 };
 
 static void score_row(void *context, uint32_t ask, uint64_t row, const float *logits) {
     struct scores *scores = context;
     const struct image_probe *probe = &scores->probes[ask];
     uint64_t next = probe->first + row + 1;
-    if (scores->err != KV_OK || next < probe->answer || next >= probe->end)
+    if (scores->errs[ask] != KV_OK || next < probe->answer || next >= probe->end)
         return;
     const struct sampler_row sampled = {logits, scores->vocab_count, next};
     struct sampler_expected expected = {0, 0};
     uint32_t id = scores->info->ids[next];
-    scores->err = sampler_expect(&sampled, id, &expected, scores->diag);
+    scores->errs[ask] = sampler_expect(&sampled, id, &expected, NULL);
     scores->results[ask].passed &= expected.best == id;
     scores->results[ask].logp += (float)expected.log_prob;
 }
@@ -130,9 +129,14 @@ static enum kv_err ask_spans(struct session *session, const struct image_probe *
                                        .rows_first = PROBE_QUESTION - 1};
         results[i] = (struct probe_result){1, 0};
     }
-    struct scores scores = {&info, probes, results, model.vocab_count, KV_OK, diag};
+    struct scores scores = {&info, probes, results, model.vocab_count, {KV_OK}};
     enum kv_err err = session_ask_all(session, asks, count, score_row, &scores, diag);
-    return err != KV_OK ? err : scores.err;
+    for (uint32_t i = 0; err == KV_OK && i < count; i++)
+        if (scores.errs[i] != KV_OK)
+            err = kv_diag_set(
+                diag, scores.errs[i], "the probe of tokens %llu to %llu has no probability",
+                (unsigned long long)probes[i].first, (unsigned long long)probes[i].end);
+    return err;
 }
 
 enum kv_err probe_ask(struct session *session, const struct probe_asking *asking,

@@ -142,7 +142,8 @@ struct session_ask {
 enum kv_err session_ask(struct session *session, const struct session_ask *ask, session_row row,
                         void *context, struct kv_diag *diag);
 /* Several questions, each on the session as it is and none on another, as few batches as they fit
- * in; `row` also gets which. The bits are those of each asked alone. */
+ * in; `row` also gets which. The bits are those of each asked alone. Rows of different questions
+ * may be given at the same time, on threads of their own; those of one come in order. */
 typedef void (*session_ask_row)(void *context, uint32_t ask, uint64_t row, const float *logits);
 enum kv_err session_ask_all(struct session *session, const struct session_ask *asks, uint32_t count,
                             session_ask_row row, void *context, struct kv_diag *diag);

@@ -11,6 +11,7 @@
 
 enum {
     BATCH_MAX = FORWARD_TOGETHER_MAX, /* questions of one batch */
+    GIVERS = 4,                       /* threads that give out its rows */
     /* Rows of one where others step between two, unless one question has more: eight short
      * questions and two fingerprints, so that a wake reads its memory once. */
     ROWS_BESIDE = 128,
@@ -218,6 +219,37 @@ static enum kv_err run_layers(struct batch *batch, struct forward_beside *beside
     return KV_OK;
 }
 
+struct giver {
+    struct forward_beside *beside;
+    uint32_t part, parts;
+};
+
+static void *give_main(void *context) {
+    const struct giver *giver = context;
+
+    forward_beside_give(giver->beside, giver->part, giver->parts);
+    return NULL;
+}
+
+/* To score a row of a large vocabulary takes a processor as long as a layer takes a device. What no
+ * thread is there for is done here. */
+static void give(struct forward_beside *beside, uint32_t questions) {
+    uint32_t parts = questions < GIVERS ? questions : GIVERS, begun = 0;
+    struct giver givers[GIVERS];
+    pthread_t threads[GIVERS];
+
+    for (uint32_t i = 0; i < parts; i++)
+        givers[i] = (struct giver){beside, i, parts};
+    while (begun + 1 < parts &&
+           pthread_create(&threads[begun], NULL, give_main, &givers[begun + 1]) == 0)
+        begun++;
+    give_main(&givers[0]);
+    for (uint32_t i = begun + 1; i < parts; i++)
+        give_main(&givers[i]);
+    while (begun > 0)
+        pthread_join(threads[--begun], NULL);
+}
+
 /* What becomes of a row takes the processor a while. */
 static enum kv_err give_rows(struct batch *batch, struct forward_beside *beside, int shared,
                              struct kv_diag *diag) {
@@ -231,7 +263,7 @@ static enum kv_err give_rows(struct batch *batch, struct forward_beside *beside,
             return engine_inner_device(engine, diag);
         if (away)
             engine_away(engine);
-        forward_beside_give(beside);
+        give(beside, batch->count);
         if (away)
             engine_back(engine);
     } while (forward_beside_has_rows(beside));
@@ -357,8 +389,7 @@ enum kv_err session_ask(struct session *session, const struct session_ask *ask, 
 struct print {
     struct engine *engine;
     struct image_fingerprint *fingerprints[2];
-    enum kv_err err;
-    struct kv_diag *diag;
+    enum kv_err errs[2];
 };
 
 static void take_print(void *context, uint32_t ask, uint64_t position, const float *logits) {
@@ -369,14 +400,19 @@ static void take_print(void *context, uint32_t ask, uint64_t position, const flo
     uint32_t count = row.count < IMAGE_TOP ? row.count : IMAGE_TOP;
 
     (void)position;
-    if (print->err != KV_OK)
-        return;
     fingerprint->logits = kv_digest_of(logits, row.count * sizeof *logits);
-    print->err = sampler_top(&row, count, top, print->diag);
-    for (uint32_t i = 0; print->err == KV_OK && i < count; i++) {
+    print->errs[ask] = sampler_top(&row, count, top, NULL);
+    for (uint32_t i = 0; print->errs[ask] == KV_OK && i < count; i++) {
         fingerprint->top_ids[i] = (int32_t)top[i].id;
         fingerprint->top_logits[i] = top[i].logit;
     }
+}
+
+static enum kv_err print_err(const struct print *print, struct kv_diag *diag) {
+    for (int i = 0; i < 2; i++)
+        if (print->errs[i] != KV_OK)
+            return kv_diag_set(diag, print->errs[i], "the logits of a fingerprint have no best");
+    return KV_OK;
 }
 
 /* What is asked for a fingerprint: the pending token alone, or the last one once more. */
@@ -393,7 +429,7 @@ static struct session_ask print_ask(const struct session *session, int floor) {
 /* At the tiers given, in one batch. */
 static enum kv_err take_prints(struct session *session, const int *floors, uint32_t count,
                                struct image_fingerprint *prints_out, struct kv_diag *diag) {
-    struct print print = {session->engine, {&prints_out[0], &prints_out[count - 1]}, KV_OK, diag};
+    struct print print = {session->engine, {&prints_out[0], &prints_out[count - 1]}, {KV_OK}};
     struct session_ask asks[2] = {print_ask(session, floors[0]),
                                   print_ask(session, floors[count - 1])};
     enum kv_err err;
@@ -401,7 +437,7 @@ static enum kv_err take_prints(struct session *session, const int *floors, uint3
     for (uint32_t i = 0; i < count; i++)
         prints_out[i] = (struct image_fingerprint){.n_kv = session->n_kv};
     err = ask_all(session, asks, count, take_print, &print, diag);
-    return err == KV_OK ? print.err : err;
+    return err == KV_OK ? print_err(&print, diag) : err;
 }
 
 enum kv_err session_fingerprint(struct session *session, int floor,
@@ -418,7 +454,8 @@ enum kv_err session_fingerprint(struct session *session, int floor,
 
 struct along {
     struct print print;
-    uint32_t count, given;
+    uint32_t count;
+    _Atomic uint32_t given;
     session_ask_row row;
     void *context;
 };
@@ -440,7 +477,7 @@ enum kv_err session_ask_all(struct session *session, const struct session_ask *a
     struct image_fingerprint prints[SESSION_PRINTS] = {{.n_kv = session->n_kv},
                                                        {.n_kv = session->n_kv}};
     struct along along = {
-        {session->engine, {&prints[0], &prints[1]}, KV_OK, diag}, session->along, 0, row, context};
+        {session->engine, {&prints[0], &prints[1]}, {KV_OK}}, session->along, 0, row, context};
     enum kv_err err;
 
 #ifdef BREAK_ALONG
@@ -452,11 +489,12 @@ enum kv_err session_ask_all(struct session *session, const struct session_ask *a
         all[i] = print_ask(session, session->along_floors[i]);
     memcpy(all + along.count, asks, count * sizeof *asks);
     err = ask_all(session, all, along.count + count, give_along, &along, diag);
-    if (along.given == along.count && along.print.err == KV_OK) {
+    err = err == KV_OK ? print_err(&along.print, diag) : err;
+    if (along.given == along.count && print_err(&along.print, NULL) == KV_OK) {
         session->along = 0;
         memcpy(session->prints, prints, sizeof prints);
     }
-    return err == KV_OK ? along.print.err : err;
+    return err;
 }
 
 static void want_along(struct session *session, uint32_t count, int floor) {

@@ -184,7 +184,7 @@ static void on_back(void *context) {
 struct heard {
     const struct scene *scene;
     struct kv_digest rows[ASKS][ROWS + 1];
-    uint32_t count, away;
+    _Atomic uint32_t count, away; /* rows of different questions come at once */
     uint32_t vocab;
 };
 

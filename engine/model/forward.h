@@ -88,8 +88,9 @@ void forward_beside_layers(struct forward_beside *beside, uint32_t first, uint32
  * row that was given counts. */
 int forward_beside_has_rows(const struct forward_beside *beside);
 enum kv_err forward_beside_rows(struct forward_beside *beside);
-/* Calls `row` for those, and writes what is bad; others may run meanwhile, on another thread. */
-void forward_beside_give(struct forward_beside *beside);
+/* Calls `row` for those, and writes what is bad; others may run meanwhile, on another thread. One
+ * of `parts` calls that may go on at once: all rows of a sequence are of the same. */
+void forward_beside_give(struct forward_beside *beside, uint32_t part, uint32_t parts);
 
 /* K and V of the last run's rows, on the device: [layer][K, V][kv_head][forward_chunk_rows][dim].
  * A sequence's rows begin at seq.kv.first_row. */

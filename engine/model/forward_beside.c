@@ -157,7 +157,8 @@ enum kv_err forward_beside_rows(struct forward_beside *beside) {
     return beside->forward->device->faults == beside->faults ? err : KV_ERR_DEVICE;
 }
 
-void forward_beside_give(struct forward_beside *beside) {
+void forward_beside_give(struct forward_beside *beside, uint32_t part, uint32_t parts) {
     for (uint32_t i = 0; i < beside->tile; i++)
-        forward_inner_give(beside->forward, &beside->own, beside->seqs, i);
+        if (beside->own.head_rows[i].seq % parts == part)
+            forward_inner_give(beside->forward, &beside->own, beside->seqs, i);
 }
