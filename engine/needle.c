@@ -394,7 +394,7 @@ enum kv_err needle_check(struct session *session, uint32_t index,
 static enum kv_err ask_some(struct session *session, const struct needle_text *texts,
                             uint32_t count, struct needle_result *results, struct kv_diag *diag) {
     struct image_needle needles[TOGETHER];
-    struct asking askings[TOGETHER];
+    struct asking askings[TOGETHER] = {{0}};
     struct score scores[TOGETHER];
     for (uint32_t i = 0; i < count; i++) {
         enum kv_err err = check_texts(&texts[i], diag);
