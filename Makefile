@@ -89,9 +89,9 @@ LONG_TESTS    := $(patsubst %.c,%,$(notdir $(wildcard tests/sweep.c tests/sim.c 
                                                       tests/branches.c)))
 TESTS         ?= $(notdir $(TEST_PROGRAMS)) $(LONG_TESTS)
 
-.PHONY: all help demo crowd gpu-demo test test-programs check check-twins sanitize threads \
-        bench test-kill sweep sim fuzz fuzz-programs test-clients test-page gpu-test gpu-bench \
-        install uninstall deb clean setup print-link FORCE
+.PHONY: all help demo crowd gpu-demo test test-programs gpu-programs check check-twins sanitize \
+        threads bench test-kill sweep sim fuzz fuzz-programs test-clients test-page gpu-test \
+        gpu-bench install uninstall deb clean setup print-link FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -225,7 +225,8 @@ includes_of    = $(patsubst $1:%,%,$(filter $1:%,$(INCLUDES)))
 shared_by      = $(patsubst tests/%,%,$(filter tests/%,$(includes_of)))
 and_theirs     = $(sort $1 $(foreach s,$1, \
                      $(call shared_by,tests/$s.c) $(call shared_by,tests/$s.h)))
-shared_of      = $(call and_theirs,$(call and_theirs,$(call and_theirs,$(shared_by))))
+shared_of      = $(call and_theirs,$(call and_theirs,$(call and_theirs,$(call and_theirs, \
+                     $(shared_by)))))
 files_of       = $1 $(foreach s,$(call shared_of,$1),tests/$s.c tests/$s.h)
 folders_of     = $(sort $(foreach f,$(call files_of,$1), \
                      $(filter-out tests/%,$(call includes_of,$f))))
@@ -290,6 +291,9 @@ test: setup
 	@tools/run_tests.sh $(TESTS:%=$B/tests/%)
 
 test-programs: $(PROGRAMS) $(ALL_TESTS) $(if $(filter release,$(CONFIG)),$(LIBRARY))
+
+# Without a GPU they compile and link, no more.
+gpu-programs: $(GPU_SRC:%.c=$B/%)
 
 demo: setup
 	@$(MAKE_ALL) all $(patsubst %.c,$B/%,$(filter tests/demo.c tests/sabotage%,$(HELPER_SRC)))
