@@ -64,7 +64,7 @@ static void tell_disk(struct nine_results *results, double prefill_s) {
         plain_ns[i] = (uint64_t)((double)wakes->plain[i].ns * (double)plain_bytes /
                                  (double)wakes->plain[i].bytes);
     double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
-    nine_row(results, "wake over a plain reader of the same bytes (median of 5)", 0.90,
+    nine_row(results, "wake over a plain reader of the same bytes (median of 9)", 0.90,
              NINE_AT_LEAST, of_plain(wakes));
     if (prefill_s > 0)
         nine_row(results, "resume from the disk over a prefill, times as fast",

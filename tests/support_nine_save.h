@@ -15,7 +15,7 @@
 #include "tests/support_nine_life.h"
 
 enum { NINE_SAVE_SHORT = NINE_SAVERS, NINE_SAVE_LONG, NINE_SAVE_USERS = 2 };
-enum { NINE_SAVE_STEPS = 3, NINE_SAVE_TURNS = 15, NINE_SAVE_PAIRS = 3 };
+enum { NINE_SAVE_STEPS = 3, NINE_SAVE_TURNS = 31, NINE_SAVE_PAIRS = 3 };
 
 /* A save of some more tokens. */
 struct nine_save_step {
