@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { VOCAB = 1000 };
@@ -116,6 +117,71 @@ static void only_the_filtered_are_chosen(void **state) {
         seen += hit[k]++ == 0;
     }
     assert_int_equal(seen, 20);
+}
+
+static int by_choice(const void *left, const void *right) {
+    const struct sampler_candidate *a = left, *b = right;
+    if (a->logit != b->logit)
+        return a->logit > b->logit ? -1 : 1;
+    return a->id < b->id ? -1 : a->id > b->id;
+}
+
+/* The choice by its definition: everything sorted, libm's exp. */
+static uint32_t plain_pick(const struct sampler_settings *settings, const struct sampler_row *row,
+                           struct sampler_candidate *sorted) {
+    uint32_t kept = settings->top_k < row->count ? settings->top_k : row->count, chosen = 0;
+    double total = 0.0, share = 0.0, sum = 0.0, scale = 1.0 / (double)settings->temperature;
+    for (uint32_t i = 0; i < row->count; i++)
+        sorted[i] = (struct sampler_candidate){row->logits[i], i};
+    qsort(sorted, row->count, sizeof *sorted, by_choice);
+    double best = (double)sorted[0].logit;
+    for (uint32_t i = 0; i < kept; i++)
+        total += exp(((double)sorted[i].logit - best) * scale);
+    if (settings->top_p < 1.0f) {
+        uint32_t nucleus = 0;
+        while (nucleus < kept && (nucleus == 0 || share < (double)settings->top_p * total))
+            share += exp(((double)sorted[nucleus++].logit - best) * scale);
+        kept = nucleus;
+        total = share;
+    }
+    double wanted = sampler_random(settings->seed, row->position) * total;
+    while ((sum += exp(((double)sorted[chosen].logit - best) * scale)) <= wanted &&
+           chosen + 1 < kept)
+        chosen++;
+    return sorted[chosen].id;
+}
+
+/* Of a large vocabulary only what is near the best is sorted, and more of it where a flat
+ * distribution is walked further: BREAK_FALLING_FAR stops at the first. */
+static void a_large_vocabulary_is_chosen_from_alike(void **state) {
+    enum { MANY = 49152 + 7 };
+    static float logits[MANY];
+    static struct sampler_candidate scratch[MANY], sorted[MANY];
+    static const struct sampler_settings settings[] = {{1.0f, 1.0f, SAMPLER_TOP_K_ALL, 3},
+                                                       {0.7f, 0.95f, SAMPLER_TOP_K_ALL, 4},
+                                                       {1.0f, 1.0f, 40, 5},
+                                                       {2.0f, 0.9f, 5000, 6},
+                                                       {100.0f, 1.0f, SAMPLER_TOP_K_ALL, 7}};
+    struct testing_random random;
+    uint32_t far = 0;
+    (void)state;
+    testing_random_init(&random, testing_seed("many", 7));
+    for (uint64_t position = 0; position < 12; position++) {
+        int peaked = position % 3 == 0;
+        for (uint32_t i = 0; i < MANY; i++)
+            logits[i] = (float)(int)testing_random_below(&random, 4096) / 512.0f -
+                        (peaked && i % 1021 != 5 ? 9.0f : 0.0f);
+        struct sampler_row row = {logits, MANY, position};
+        for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+            uint32_t id = 0, wanted = plain_pick(&settings[i], &row, sorted);
+            assert_int_equal(sampler_pick(&settings[i], &row, scratch, &id, NULL), KV_OK);
+            assert_int_equal(id, wanted);
+            for (uint32_t k = 0; k < 1000 && sorted[k].id != id; k++)
+                far += k == 999;
+        }
+    }
+    printf("%u of 60 choices lay behind the best thousand\n", far);
+    assert_true(far > 5);
 }
 
 /* BREAK_RANDOM_POSITION draws the same number everywhere. */
@@ -315,6 +381,7 @@ TESTING_MAIN(cmocka_unit_test(greedy_takes_the_largest_and_the_lower_id),
              cmocka_unit_test(only_the_filtered_are_chosen),
              cmocka_unit_test(choice_depends_on_seed_and_position_alone),
              cmocka_unit_test(random_numbers_are_spread),
+             cmocka_unit_test(a_large_vocabulary_is_chosen_from_alike),
              cmocka_unit_test(log_probs_agree_with_libm), cmocka_unit_test(the_best_are_sorted),
              cmocka_unit_test(the_best_decide_as_the_whole_row),
              cmocka_unit_test(values_that_are_not_finite_come_first),

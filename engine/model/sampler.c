@@ -10,7 +10,7 @@
 
 #define TEMPERATURE_MAX 100.0f
 
-enum { LANES = 16, SPANS = 2048 };
+enum { LANES = 16, SPANS = 2048, NEAR = 64 };
 
 /* So far below the best all of a vocabulary adds nothing to its 1. */
 #define FAR 51.0f
@@ -149,43 +149,6 @@ static void sift_down(struct sampler_candidate *heap, uint32_t count, uint32_t a
     heap[at] = moved;
 }
 
-/* Candidates in falling order, sorted only as far as somebody looks: the heap is in front, what
- * was taken off it stands behind it, the best one last. */
-struct falling {
-    struct sampler_candidate *items;
-    uint32_t count;
-    uint32_t taken;
-    double best;
-    double scale;
-};
-
-static struct falling make_falling(const struct sampler_row *row, uint32_t best, double scale,
-                                   struct sampler_candidate *items) {
-    for (uint32_t i = 0; i < row->count; i++)
-        items[i] = (struct sampler_candidate){.logit = row->logits[i], .id = i};
-    for (uint32_t i = row->count / 2; i-- > 0;)
-        sift_down(items, row->count, i);
-    return (struct falling){
-        .items = items, .count = row->count, .best = (double)row->logits[best], .scale = scale};
-}
-
-static struct sampler_candidate falling_at(struct falling *falling, uint32_t index) {
-    while (falling->taken <= index) {
-        uint32_t last = falling->count - ++falling->taken;
-        struct sampler_candidate best = falling->items[0];
-        falling->items[0] = falling->items[last];
-        falling->items[last] = best;
-        if (last > 1)
-            sift_down(falling->items, last, 0);
-    }
-    return falling->items[falling->count - 1 - index];
-}
-
-/* Probability of the index-th best, in units of that of the best. */
-static double weight_at(struct falling *falling, uint32_t index) {
-    return exp_of(((double)falling_at(falling, index).logit - falling->best) * falling->scale);
-}
-
 /* One look at every value: the largest rank of each span of them, the largest and the smallest of
  * all. A span is as many lanes as make at most SPANS of them. */
 struct ranks {
@@ -236,31 +199,174 @@ static uint32_t best_in(const struct sampler_row *row, const struct ranks *ranks
     return at;
 }
 
-static uint32_t best_of(const struct sampler_row *row) {
-    struct ranks ranks;
-    ranks_of(row, &ranks);
-    return best_in(row, &ranks);
+static int ranks_are_finite(const struct ranks *ranks) {
+    return ranks->most < rank_of(INFINITY) && ranks->least > rank_of(-INFINITY);
+}
+
+/* Adds exp((logit - best) * scale), at least exp(-FAR), to each lane: 2^k times a Taylor sum in
+ * float on |r| ≤ ln(2) / 2, relative error below 2^-22. Fixed lanes and no call become vector
+ * instructions, and the bits are those of plain C either way. */
+static void add_weights(const float *restrict logits, float best, float scale,
+                        float *restrict sum) {
+    const float whole = 0x1.8p23f; /* beside it a float has no fraction */
+    int32_t far = rank_of(FAR);
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        float below = (best - logits[lane]) * scale;
+        int32_t bits;
+        memcpy(&bits, &below, sizeof bits);
+        bits = bits < far ? bits : far;
+        memcpy(&below, &bits, sizeof below);
+        float shifted = whole - below * 1.44269504f, k = shifted - whole;
+        /* ln 2 in two parts, so that k × ln 2 loses nothing. */
+        float r = (-below - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f;
+        float value = 1.0f / 5040;
+        value = value * r + 1.0f / 720;
+        value = value * r + 1.0f / 120;
+        value = value * r + 1.0f / 24;
+        value = value * r + 1.0f / 6;
+        value = value * r + 0.5f;
+        value = value * r + 1.0f;
+        value = value * r + 1.0f;
+        uint32_t power;
+        memcpy(&power, &shifted, sizeof power);
+        power = (power + 127) << 23;
+        float of_two;
+        memcpy(&of_two, &power, sizeof of_two);
+        sum[lane] += value * of_two;
+    }
+}
+
+/* The sum of exp((logit - best) * scale) over a span. */
+static double weight_of(const float *logits, uint32_t count, float best, float scale) {
+    float sum[LANES] = {0}, last[LANES];
+    uint32_t whole = count / LANES * LANES;
+    for (uint32_t i = 0; i < whole; i += LANES)
+        add_weights(logits + i, best, scale, sum);
+    if (whole < count) {
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            last[lane] = whole + lane < count ? logits[whole + lane] : best - FAR / scale;
+        add_weights(last, best, scale, sum);
+    }
+    for (uint32_t half = LANES / 2; half > 0; half /= 2)
+        for (uint32_t lane = 0; lane < half; lane++)
+            sum[lane] += sum[lane + half];
+    return (double)sum[0];
+}
+
+/* The same of a whole row; spans that add nothing at all are not looked at. */
+static double weight_of_all(const struct sampler_row *row, const struct ranks *ranks, float best,
+                            float scale) {
+    int32_t limit = rank_of(best - FAR / scale);
+    double sum = 0.0;
+    for (uint32_t first = 0; first < row->count; first += ranks->span) {
+        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
+        if (ranks->of[first / ranks->span] >= limit)
+            sum += weight_of(row->logits + first, count, best, scale);
+    }
+    return sum;
+}
+
+/* Candidates in falling order, sorted only as far as somebody looks: the heap is in front, what
+ * was taken off it stands behind it, the best one last. At first those that are as good as the best
+ * of some spans, which nearly always are enough; more of them where somebody looks further. */
+struct falling {
+    const struct sampler_row *row;
+    const struct ranks *ranks;
+    struct sampler_candidate *items;
+    uint32_t near; /* spans: more than there are make it all of them */
+    uint32_t count;
+    uint32_t taken;
+    double best;
+    double scale;
+};
+
+/* The largest rank that so many spans have in them, or the least of all. */
+static int32_t rank_of_near(const struct falling *falling) {
+    const struct ranks *ranks = falling->ranks;
+    uint32_t spans = (falling->row->count + ranks->span - 1) / ranks->span;
+    int64_t low = ranks->least, high = ranks->most;
+    while (low < high) {
+        int32_t middle = (int32_t)(low + (high - low + 1) / 2);
+        uint32_t reached = 0;
+        for (uint32_t i = 0; i < spans; i++)
+            reached += ranks->of[i] >= middle;
+        if (reached >= falling->near)
+            low = middle;
+        else
+            high = (int64_t)middle - 1;
+    }
+    return (int32_t)low;
+}
+
+/* More of them, from the first one on: those of the rank that `near` spans have, or of a better. */
+static void fill(struct falling *falling) {
+    const struct sampler_row *row = falling->row;
+    const struct ranks *ranks = falling->ranks;
+    falling->near = falling->near == 0 ? NEAR : falling->near * 8;
+    int32_t least = rank_of_near(falling);
+    falling->count = falling->taken = 0;
+    for (uint32_t first = 0; first < row->count; first += ranks->span) {
+        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
+        for (uint32_t i = first; i < first + count && ranks->of[first / ranks->span] >= least; i++)
+            if (rank_of(row->logits[i]) >= least)
+                falling->items[falling->count++] =
+                    (struct sampler_candidate){.logit = row->logits[i], .id = i};
+    }
+    for (uint32_t i = falling->count / 2; i-- > 0;)
+        sift_down(falling->items, falling->count, i);
+}
+
+static struct sampler_candidate falling_at(struct falling *falling, uint32_t index) {
+#ifdef BREAK_FALLING_FAR
+    if (falling->near != 0 && index >= falling->count)
+        index = falling->count - 1;
+#endif
+    while (index >= falling->count)
+        fill(falling);
+    while (falling->taken <= index) {
+        uint32_t last = falling->count - ++falling->taken;
+        struct sampler_candidate best = falling->items[0];
+        falling->items[0] = falling->items[last];
+        falling->items[last] = best;
+        if (last > 1)
+            sift_down(falling->items, last, 0);
+    }
+    return falling->items[falling->count - 1 - index];
+}
+
+/* Probability of the index-th best, in units of that of the best. */
+static double weight_at(struct falling *falling, uint32_t index) {
+    return exp_of(((double)falling_at(falling, index).logit - falling->best) * falling->scale);
 }
 
 enum kv_err sampler_pick(const struct sampler_settings *settings, const struct sampler_row *row,
                          struct sampler_candidate *scratch, uint32_t *id_out,
                          struct kv_diag *diag) {
     enum kv_err err = KV_OK;
+    struct ranks ranks;
     KV_TRY(sampler_check(settings, diag));
-    KV_TRY(check_row(row, diag));
+    ranks_of(row, &ranks);
+    if (row->count == 0 || !ranks_are_finite(&ranks))
+        KV_TRY(check_row(row, diag));
+    uint32_t best = best_in(row, &ranks);
     if (settings->temperature == 0.0f) {
-        *id_out = best_of(row);
+        *id_out = best;
         goto done;
     }
-    struct falling falling =
-        make_falling(row, best_of(row), 1.0 / (double)settings->temperature, scratch);
+    struct falling falling = {.row = row,
+                              .ranks = &ranks,
+                              .items = scratch,
+                              .best = (double)row->logits[best],
+                              .scale = 1.0 / (double)settings->temperature};
     uint32_t kept = settings->top_k < row->count ? settings->top_k : row->count;
     double total = 0.0, sum = 0.0;
-    /* The order of a sum is part of its bits: by id when all are kept, else by falling logit. */
-    for (uint32_t i = 0; i < kept; i++)
-        total += kept == row->count
-                     ? exp_of(((double)row->logits[i] - falling.best) * falling.scale)
-                     : weight_at(&falling, i);
+    /* The order of a sum is part of its bits: by id when all are kept, else by falling logit, which
+     * is one order where a device has sent the best. */
+    if (kept == row->count && kept > SAMPLER_TOP_MAX)
+        total = weight_of_all(row, &ranks, row->logits[best], (float)fmin(falling.scale, 1e30));
+    else
+        for (uint32_t i = 0; i < kept; i++)
+            total += weight_at(&falling, i);
     if (settings->top_p < 1.0f) {
         /* The fewest whose sum reaches the share of top-p. */
         double share = 0.0;
@@ -341,59 +447,6 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
     return KV_OK;
 }
 
-static int ranks_are_finite(const struct ranks *ranks) {
-    return ranks->most < rank_of(INFINITY) && ranks->least > rank_of(-INFINITY);
-}
-
-/* Adds exp(logit - best), at least exp(-FAR), to each lane: 2^k times a Taylor sum in float on
- * |r| ≤ ln(2) / 2, relative error below 2^-22. Fixed lanes and no call become vector instructions,
- * and the bits are those of plain C either way. */
-static void add_weights(const float *restrict logits, float best, float *restrict sum) {
-    const float whole = 0x1.8p23f; /* beside it a float has no fraction */
-    int32_t far = rank_of(FAR);
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        float below = best - logits[lane];
-        int32_t bits;
-        memcpy(&bits, &below, sizeof bits);
-        bits = bits < far ? bits : far;
-        memcpy(&below, &bits, sizeof below);
-        float shifted = whole - below * 1.44269504f, k = shifted - whole;
-        /* ln 2 in two parts, so that k × ln 2 loses nothing. */
-        float r = (-below - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f;
-        float value = 1.0f / 5040;
-        value = value * r + 1.0f / 720;
-        value = value * r + 1.0f / 120;
-        value = value * r + 1.0f / 24;
-        value = value * r + 1.0f / 6;
-        value = value * r + 0.5f;
-        value = value * r + 1.0f;
-        value = value * r + 1.0f;
-        uint32_t power;
-        memcpy(&power, &shifted, sizeof power);
-        power = (power + 127) << 23;
-        float scale;
-        memcpy(&scale, &power, sizeof scale);
-        sum[lane] += value * scale;
-    }
-}
-
-/* The sum of exp(logit - best) over a span. */
-static double weight_of(const float *logits, uint32_t count, float best) {
-    float sum[LANES] = {0}, last[LANES];
-    uint32_t whole = count / LANES * LANES;
-    for (uint32_t i = 0; i < whole; i += LANES)
-        add_weights(logits + i, best, sum);
-    if (whole < count) {
-        for (uint32_t lane = 0; lane < LANES; lane++)
-            last[lane] = whole + lane < count ? logits[whole + lane] : best - FAR;
-        add_weights(last, best, sum);
-    }
-    for (uint32_t half = LANES / 2; half > 0; half /= 2)
-        for (uint32_t lane = 0; lane < half; lane++)
-            sum[lane] += sum[lane + half];
-    return (double)sum[0];
-}
-
 enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
                            struct sampler_expected *expected_out, struct kv_diag *diag) {
     struct ranks ranks;
@@ -405,15 +458,8 @@ enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
                            row->count);
     uint32_t best_id = best_in(row, &ranks);
     float best = row->logits[best_id];
-    double sum = 0.0;
-    /* Spans that add nothing at all. */
-    int32_t limit = rank_of(best - FAR);
-    for (uint32_t first = 0; first < row->count; first += ranks.span) {
-        uint32_t left = row->count - first, count = left < ranks.span ? left : ranks.span;
-        if (ranks.of[first / ranks.span] >= limit)
-            sum += weight_of(row->logits + first, count, best);
-    }
     double above = (double)row->logits[id] - (double)best;
+    double sum = weight_of_all(row, &ranks, best, 1.0f);
     *expected_out = (struct sampler_expected){best_id, above - log_of(sum)};
     return KV_OK;
 }
