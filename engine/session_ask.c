@@ -388,8 +388,8 @@ enum kv_err session_ask(struct session *session, const struct session_ask *ask, 
 
 struct print {
     struct engine *engine;
-    struct image_fingerprint *fingerprints[2];
-    enum kv_err errs[2];
+    struct image_fingerprint *fingerprints[SESSION_PRINTS];
+    enum kv_err errs[SESSION_PRINTS];
 };
 
 static void take_print(void *context, uint32_t ask, uint64_t position, const float *logits) {
@@ -409,7 +409,7 @@ static void take_print(void *context, uint32_t ask, uint64_t position, const flo
 }
 
 static enum kv_err print_err(const struct print *print, struct kv_diag *diag) {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < SESSION_PRINTS; i++)
         if (print->errs[i] != KV_OK)
             return kv_diag_set(diag, print->errs[i], "the logits of a fingerprint have no best");
     return KV_OK;

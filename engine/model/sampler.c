@@ -156,13 +156,18 @@ struct ranks {
     int32_t most, least, of[SPANS];
 };
 
+/* Values of the span that begins at `first`. */
+static uint32_t count_at(const struct sampler_row *row, const struct ranks *ranks, uint32_t first) {
+    uint32_t left = row->count - first;
+    return left < ranks->span ? left : ranks->span;
+}
+
 static void ranks_of(const struct sampler_row *row, struct ranks *ranks) {
     ranks->span = (row->count / SPANS / LANES + 1) * LANES;
     ranks->most = INT32_MIN;
     ranks->least = INT32_MAX;
     for (uint32_t first = 0; first < row->count; first += ranks->span) {
-        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
-        uint32_t whole = count / LANES * LANES;
+        uint32_t count = count_at(row, ranks, first), whole = count / LANES * LANES;
         const float *logits = row->logits + first;
         int32_t most[LANES], least[LANES], top = INT32_MIN;
         for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -199,8 +204,12 @@ static uint32_t best_in(const struct sampler_row *row, const struct ranks *ranks
     return at;
 }
 
-static int ranks_are_finite(const struct ranks *ranks) {
-    return ranks->most < rank_of(INFINITY) && ranks->least > rank_of(-INFINITY);
+/* The ranks of a row that can be chosen from, or what is wrong with it. */
+static enum kv_err look_at(const struct sampler_row *row, struct ranks *ranks,
+                           struct kv_diag *diag) {
+    ranks_of(row, ranks);
+    int finite = ranks->most < rank_of(INFINITY) && ranks->least > rank_of(-INFINITY);
+    return row->count != 0 && finite ? KV_OK : check_row(row, diag);
 }
 
 /* Adds exp((logit - best) * scale), at least exp(-FAR), to each lane: 2^k times a Taylor sum in
@@ -258,11 +267,9 @@ static double weight_of_all(const struct sampler_row *row, const struct ranks *r
                             float scale) {
     int32_t limit = rank_of(best - FAR / scale);
     double sum = 0.0;
-    for (uint32_t first = 0; first < row->count; first += ranks->span) {
-        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
+    for (uint32_t first = 0; first < row->count; first += ranks->span)
         if (ranks->of[first / ranks->span] >= limit)
-            sum += weight_of(row->logits + first, count, best, scale);
-    }
+            sum += weight_of(row->logits + first, count_at(row, ranks, first), best, scale);
     return sum;
 }
 
@@ -306,8 +313,8 @@ static void fill(struct falling *falling) {
     int32_t least = rank_of_near(falling);
     falling->count = falling->taken = 0;
     for (uint32_t first = 0; first < row->count; first += ranks->span) {
-        uint32_t left = row->count - first, count = left < ranks->span ? left : ranks->span;
-        for (uint32_t i = first; i < first + count && ranks->of[first / ranks->span] >= least; i++)
+        uint32_t end = first + count_at(row, ranks, first);
+        for (uint32_t i = first; i < end && ranks->of[first / ranks->span] >= least; i++)
             if (rank_of(row->logits[i]) >= least)
                 falling->items[falling->count++] =
                     (struct sampler_candidate){.logit = row->logits[i], .id = i};
@@ -345,9 +352,7 @@ enum kv_err sampler_pick(const struct sampler_settings *settings, const struct s
     enum kv_err err = KV_OK;
     struct ranks ranks;
     KV_TRY(sampler_check(settings, diag));
-    ranks_of(row, &ranks);
-    if (row->count == 0 || !ranks_are_finite(&ranks))
-        KV_TRY(check_row(row, diag));
+    KV_TRY(look_at(row, &ranks, diag));
     uint32_t best = best_in(row, &ranks);
     if (settings->temperature == 0.0f) {
         *id_out = best;
@@ -450,9 +455,9 @@ enum kv_err sampler_top(const struct sampler_row *row, uint32_t k,
 enum kv_err sampler_expect(const struct sampler_row *row, uint32_t id,
                            struct sampler_expected *expected_out, struct kv_diag *diag) {
     struct ranks ranks;
-    ranks_of(row, &ranks);
-    if (row->count == 0 || !ranks_are_finite(&ranks))
-        return check_row(row, diag);
+    enum kv_err err = look_at(row, &ranks, diag);
+    if (err != KV_OK)
+        return err;
     if (id >= row->count)
         return kv_diag_set(diag, KV_ERR_INVALID, "token %u is beyond the %u logits", id,
                            row->count);
