@@ -271,8 +271,10 @@ static enum kv_err ask_together(struct session *session, const struct asking *as
     enum kv_err err = session_ask_all(session, together.asks, count, score_row, &together, diag);
     for (uint32_t i = 0; err == KV_OK && i < count; i++)
         if (scores[i].err != KV_OK)
-            err =
-                kv_diag_set(diag, scores[i].err, "the answer to question %u has no probability", i);
+            err = kv_diag_set(diag, scores[i].err,
+                              "the answer to needle '%s' has no probability: its logits are not "
+                              "finite, or the model is another one",
+                              askings[i].needle->key);
     return err;
 }
 
