@@ -225,8 +225,9 @@ includes_of    = $(patsubst $1:%,%,$(filter $1:%,$(INCLUDES)))
 shared_by      = $(patsubst tests/%,%,$(filter tests/%,$(includes_of)))
 and_theirs     = $(sort $1 $(foreach s,$1, \
                      $(call shared_by,tests/$s.c) $(call shared_by,tests/$s.h)))
-shared_of      = $(call and_theirs,$(call and_theirs,$(call and_theirs,$(call and_theirs, \
-                     $(shared_by)))))
+# With theirs until no more come.
+closed         = $(if $(filter-out $1,$2),$(call closed,$2,$(call and_theirs,$2)),$2)
+shared_of      = $(call closed,,$(shared_by))
 files_of       = $1 $(foreach s,$(call shared_of,$1),tests/$s.c tests/$s.h)
 folders_of     = $(sort $(foreach f,$(call files_of,$1), \
                      $(filter-out tests/%,$(call includes_of,$f))))
