@@ -56,6 +56,7 @@ static uint64_t middle(const uint64_t ns[NINE_PAIRS]) {
 static void tell_disk(struct nine_results *results, double prefill_s) {
     const struct nine_wakes *wakes = &results->wakes;
     uint64_t plain_ns[NINE_PAIRS], plain_bytes = wakes->plain[0].bytes;
+    char what[96];
     struct nine_wake disk = nine_wakes_median(wakes, NINE_EXACT, 0);
     struct nine_wake exact = nine_wakes_median(wakes, NINE_EXACT, 1);
     struct nine_wake eager = nine_wakes_median(wakes, NINE_EAGER, 1);
@@ -64,8 +65,9 @@ static void tell_disk(struct nine_results *results, double prefill_s) {
         plain_ns[i] = (uint64_t)((double)wakes->plain[i].ns * (double)plain_bytes /
                                  (double)wakes->plain[i].bytes);
     double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
-    nine_row(results, "wake over a plain reader of the same bytes (median of 9)", 0.90,
-             NINE_AT_LEAST, of_plain(wakes));
+    snprintf(what, sizeof what, "wake over a plain reader of the same bytes (median of %d)",
+             NINE_PAIRS);
+    nine_row(results, what, 0.90, NINE_AT_LEAST, of_plain(wakes));
     if (prefill_s > 0)
         nine_row(results, "resume from the disk over a prefill, times as fast",
                  0.9 * prefill_s / floor_s, NINE_AT_LEAST,

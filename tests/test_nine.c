@@ -14,6 +14,7 @@
 #include "tests/support_nine_wake.h"
 #include "tests/testing.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -341,6 +342,7 @@ static void a_prefill_is_added_up_along_straight_lines(void **state) {
         uint64_t depth;
         double ms;
     } at[] = {{128, 1}, {256, 1.5}, {384, 2}, {512, 3}, {800, 4}, {1152, 3}, {0, 0.5}, {1280, 2.5}};
+    static_assert(NINE_PAIRS == 9, "a wake for each pair");
     struct nine_wakes wakes = {.kinds = {[NINE_EAGER] = {{3, 4, 1, 0},
                                                          {1, 9, 2, 0},
                                                          {2, 8, 3, 0},
