@@ -250,14 +250,15 @@ static uint64_t blocks_end(const struct image *image) {
                : LAYOUT_SINK_TOKENS + (uint64_t)image->block_count * LAYOUT_BLOCK_TOKENS;
 }
 
-static int in_blocks(const struct image *image, uint64_t position) {
-    return position >= LAYOUT_SINK_TOKENS && position < blocks_end(image);
+/* The first position at or behind this one whose id stands here. */
+static uint64_t listed(const struct image *image, uint64_t position) {
+    uint64_t end = blocks_end(image);
+    return position >= LAYOUT_SINK_TOKENS && position < end ? end : position;
 }
 
 static void put_tokens(const struct image *image, struct kv_writer *writer) {
-    for (uint64_t i = 0; i < image->n; i++)
-        if (!in_blocks(image, i))
-            kv_write_u32(writer, image->ids[i]);
+    for (uint64_t i = 0; (i = listed(image, i)) < image->n; i++)
+        kv_write_u32(writer, image->ids[i]);
 }
 
 static enum kv_err get_tokens(const struct get_args *args, struct kv_reader *reader) {
@@ -265,9 +266,8 @@ static enum kv_err get_tokens(const struct get_args *args, struct kv_reader *rea
     image->ids = kv_alloc_zeroed(args->alloc, image->n, sizeof *image->ids);
     if (image->ids == NULL)
         return KV_ERR_NOMEM;
-    for (uint64_t i = 0; i < image->n; i++)
-        if (!in_blocks(image, i))
-            image->ids[i] = kv_read_u32(reader);
+    for (uint64_t i = 0; (i = listed(image, i)) < image->n; i++)
+        image->ids[i] = kv_read_u32(reader);
     return KV_OK;
 }
 
