@@ -103,7 +103,7 @@ static enum kv_err find_spans(const struct text_view *view, struct image_needle 
 
 int needle_stands(struct session *session, const char *value) {
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     struct text_view view = {engine_tokenizer(session_engine(session)), info.ids, info.n};
     for (uint64_t token = 0; token < view.count; token++) {
         struct gguf_text piece = tokenizer_piece(view.tokenizer, view.ids[token]);
@@ -134,7 +134,7 @@ enum kv_err needle_register(struct session *session, const struct needle_text *t
     if (err != KV_OK)
         return err;
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     struct image_needle needle = {.key = (char *)text->key,
                                   .ask = (char *)text->ask,
                                   .answer_prefix = (char *)text->answer_prefix,
@@ -169,7 +169,7 @@ static enum kv_err render(struct session *session, const struct image_needle *ne
     char answer[ASK_TEXT_BYTES_MAX + 1];
     snprintf(answer, sizeof answer, "%s%s", needle->answer_prefix, value);
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     const struct template *tmpl = engine_template(session_engine(session));
     struct template_message messages[2] = {
         {TEMPLATE_USER, needle->ask, strlen(needle->ask)},
@@ -292,7 +292,7 @@ static enum kv_err find_needle(struct session *session, uint32_t index,
 static void update(struct session *session, struct image_needle *needle,
                    const struct needle_result *result) {
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     needle->kept = result->kept;
     needle->passed = result->passed;
     needle->logp = result->logp;

@@ -117,7 +117,7 @@ static enum kv_err ask_spans(struct session *session, const struct image_probe *
     struct session_range holes[IMAGE_PROBES_MAX];
     struct session_info info;
     struct engine_model model;
-    session_info(session, &info);
+    session_brief(session, &info);
     engine_model(session_engine(session), &model);
     assert(count <= IMAGE_PROBES_MAX);
     for (uint32_t i = 0; i < count; i++) {
@@ -164,7 +164,7 @@ static enum kv_err one_round(struct choice *choice, uint32_t try_index, struct k
     struct probe_result plain[IMAGE_PROBES_MAX], hole[IMAGE_PROBES_MAX];
     uint32_t places[IMAGE_PROBES_MAX], count = 0, passed = 0;
     struct session_info info;
-    session_info(choice->session, &info);
+    session_brief(choice->session, &info);
     const struct probe_text text = {info.n_kv, &info.policy};
     for (uint32_t i = 0; i < choice->count; i++) {
         if (choice->kept[i] || !probe_place(&text, i, choice->count, try_index, &spans[count]) ||

@@ -281,9 +281,7 @@ struct engine *session_engine(const struct session *session) {
     return session->engine;
 }
 
-void session_info(const struct session *session, struct session_info *info_out) {
-    enum layout_tier coarsest;
-
+void session_brief(const struct session *session, struct session_info *info_out) {
     *info_out = (struct session_info){
         .name = session->name,
         .state = session->state,
@@ -292,7 +290,6 @@ void session_info(const struct session *session, struct session_info *info_out) 
         .blocks = session->block_count,
         .window_tokens = engine_inner_window_tokens(session),
         .sink_tokens = layout_sink_tokens(session->n_kv),
-        .slots = session->has_window ? WINDOW_SLOTS : 0,
         .last_used_ns = session->last_used_ns,
         .tokens_prefilled = session->tokens_prefilled,
         .tokens_decoded = session->tokens_decoded,
@@ -308,6 +305,13 @@ void session_info(const struct session *session, struct session_info *info_out) 
         .policies = session->policies,
         .policy_count = session->policy_count,
         .unrun = session->unrun && engine_inner_policy(session)->pressure};
+}
+
+void session_info(const struct session *session, struct session_info *info_out) {
+    enum layout_tier coarsest;
+
+    session_brief(session, info_out);
+    info_out->slots = session->has_window ? WINDOW_SLOTS : 0;
     if (session->block_count)
         info_out->coarse_blocks = engine_inner_coarse(session, &coarsest);
     for (uint32_t i = 0; i < session->block_count; i++) {

@@ -177,7 +177,7 @@ enum kv_err snap_line_of(struct snap_lines *lines, struct session *session,
         snap_line_forget(lines, line);
     forget_gone(lines);
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     size_t length = strnlen(info.name, IMAGE_NAME_BYTES_MAX);
     memcpy(fresh->name, info.name, length);
     fresh->lineage = lineage;

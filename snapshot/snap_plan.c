@@ -44,7 +44,7 @@ enum kv_err snapshot_plan_save(struct snapshot *snapshot, struct session *sessio
     struct engine_model model;
     struct snapshot_plan plan = {0};
     uint32_t needles = 0;
-    session_info(session, &info);
+    session_brief(session, &info);
     engine_model(snapshot->engine, &model);
     (void)transfer_needles(session, &needles);
     if (info.n - info.n_kv > 1)

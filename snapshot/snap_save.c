@@ -212,7 +212,7 @@ static enum kv_err freeze_still(struct snapshot *snapshot, struct session *sessi
 
 static void give_up(struct session *session, struct snap_line *line) {
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     line->saving = 0;
     if (info.state == SESSION_SAVING)
         (void)session_move(session, SESSION_IDLE);
@@ -229,7 +229,7 @@ enum kv_err snapshot_begin(struct snapshot *snapshot, struct session *session,
     enum kv_err err = KV_OK;
     settle(snapshot);
     settle_planes(snapshot, session);
-    session_info(session, &info);
+    session_brief(session, &info);
     KV_TRY(snapshot_plan_save(snapshot, session, &plan, diag));
     KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
     if (line->saving)
@@ -300,7 +300,7 @@ static enum kv_err try_save(struct snapshot *snapshot, struct session *session,
     struct session_info info;
     struct kv_diag own = {""};
     memset(receipt_out, 0, sizeof *receipt_out);
-    session_info(session, &info);
+    session_brief(session, &info);
     enum kv_err err = snapshot_begin(snapshot, session, options, &ticket, &own);
     if (err == KV_OK)
         return snapshot_finish(snapshot, ticket, receipt_out, diag);
@@ -359,7 +359,7 @@ static enum kv_err refuse(struct snapshot *snapshot, struct session *session,
     store_stats_get(snapshot->store, &stats);
     if (stats.bytes_max == STORE_BYTES_UNLIMITED || stats.room_bytes >= need_of(snapshot, session))
         return KV_ERR_NO_SPACE;
-    session_info(session, &info);
+    session_brief(session, &info);
     kv_diag_set(
         &own, KV_ERR_LIMIT,
         "session %s was not saved: it may need %llu bytes, of %llu (store-max) %llu are left; "
@@ -405,7 +405,7 @@ static enum kv_err read_head(struct snapshot *snapshot, struct session *session,
                              struct record_snapshot *head_out, struct kv_diag *diag) {
     const struct transfer_durable *durable = transfer_durable(session);
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     if (durable->snapshot == 0)
         return kv_diag_set(diag, KV_ERR_BUSY, "session %s is not saved yet: save it first",
                            info.name);
@@ -436,7 +436,7 @@ enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, 
     snapshot_drain(snapshot);
     settle(snapshot);
     settle_planes(snapshot, session);
-    session_info(session, &info);
+    session_brief(session, &info);
     KV_TRY(read_head(snapshot, session, &head, diag));
     uint32_t keep = blocks_kept(&info, n);
     /* Everything that can fail comes before the session changes. */
@@ -445,7 +445,7 @@ enum kv_err snapshot_rewind(struct snapshot *snapshot, struct session *session, 
     KV_TRY(snap_line_of(&snapshot->lines, session, &line, diag));
     KV_TRY(session_rewind(session, n, diag));
     snap_line_forget(&snapshot->lines, line);
-    session_info(session, &info);
+    session_brief(session, &info);
     snap_line_forget_pages(&after, keep == durable->block_count ? info.n_kv : 0, info.n_kv);
     *durable = after;
 done:
@@ -460,7 +460,7 @@ static enum kv_err branch_to(struct snapshot *snapshot, struct session *session,
     struct transfer_durable *durable = transfer_durable(session);
     struct session_info info;
     struct snap_line *line = NULL;
-    session_info(session, &info);
+    session_brief(session, &info);
     enum kv_err err = snap_commit_branch(snapshot, after, info.name, source, diag);
     if (err != KV_OK)
         return err;
@@ -489,7 +489,7 @@ enum kv_err snapshot_branch(struct snapshot *snapshot, struct session *session, 
     enum kv_err err = KV_OK;
     snapshot_drain(snapshot);
     settle(snapshot);
-    session_info(session, &info);
+    session_brief(session, &info);
     KV_TRY(read_head(snapshot, session, &head, diag));
     struct record_key key = record_key_name(info.name);
     KV_TRY(store_exists(snapshot->store, key.bytes, key.size, &exists, diag));
@@ -517,7 +517,7 @@ enum kv_err snapshot_sleep(struct snapshot *snapshot, struct session *session, i
     const struct snapshot_options options = {.ask = 1, .asleep = 1, .patient = patient};
     struct session_info info;
     enum kv_err err = KV_OK;
-    session_info(session, &info);
+    session_brief(session, &info);
     memset(receipt_out, 0, sizeof *receipt_out);
     /* Nothing was said in it and nothing is stored: there is nothing to lose. */
     int is_empty = info.n == 0 && transfer_durable(session)->snapshot == 0;

@@ -231,7 +231,7 @@ static void apply_save(struct snapshot *snapshot, struct snap_item *item) {
     item->line->saving = 0;
     ticket->applied = 1;
     if (session != NULL)
-        session_info(session, &info);
+        session_brief(session, &info);
     /* The session may have gone on meanwhile: then the engine makes it active again. */
     if (session != NULL && info.state == SESSION_SAVING)
         (void)session_move(session, SESSION_IDLE);

@@ -137,7 +137,7 @@ static struct session *finish(struct snap_tend *tend) {
     }
     if (session == NULL)
         return NULL;
-    session_info(session, &info);
+    session_brief(session, &info);
 #ifndef BREAK_TEND_USED
     if (info.state != SESSION_IDLE || info.n != tend->n ||
         info.last_used_ns != tend->last_used_ns || is_busy(tend, session) ||
@@ -172,7 +172,7 @@ static uint32_t look(struct snap_tend *tend) {
                            sizeof *tend->views))
             break; /* the others wait for memory */
         tend->views = views;
-        session_info(session, &info);
+        session_brief(session, &info);
         tend->views[count] = (struct snap_tend_view){
             .last_used_ns = info.last_used_ns,
             .may_sleep = info.state == SESSION_IDLE && info.n_kv > 0 &&
@@ -185,7 +185,7 @@ static uint32_t look(struct snap_tend *tend) {
 static enum kv_err begin(struct snap_tend *tend, struct session *session, struct kv_diag *diag) {
     const struct snapshot_options options = {.ask = 1, .asleep = 1, .patient = 1};
     struct session_info info;
-    session_info(session, &info);
+    session_brief(session, &info);
     memcpy(tend->name, info.name, strlen(info.name) + 1);
     tend->n = info.n;
     tend->last_used_ns = info.last_used_ns;

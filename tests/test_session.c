@@ -436,6 +436,34 @@ static void a_hole_covers_whole_blocks_and_pages(void **state) {
     engine_close(engine);
 }
 
+static void what_is_brief_is_the_same(void **state) {
+    struct support_engine_options options = support_engine_default();
+    struct session_info info, brief;
+    uint32_t ids[1000];
+
+    (void)state;
+    struct engine *engine = support_engine_tiny(&options);
+    struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
+    support_engine_ids(1, vocab_of(engine), ids, 1000);
+    support_engine_feed(session, ids, 1000);
+    session_info(session, &info);
+    memset(&brief, 0xA5, sizeof brief);
+    session_brief(session, &brief);
+    assert_int_equal(info.tier_blocks[LAYOUT_K8V4], info.blocks);
+    assert_true(info.blocks > 0 && info.slots > 0 && brief.slots == 0);
+    assert_int_equal(brief.tier_blocks[LAYOUT_K8V4], 0);
+    assert_true(brief.blocks_durable == 0 && brief.coarse_blocks == 0);
+    assert_string_equal(brief.name, info.name);
+    assert_int_equal(brief.state, info.state);
+    assert_true(brief.n == info.n && brief.n_kv == info.n_kv && brief.blocks == info.blocks);
+    assert_int_equal(brief.window_tokens, info.window_tokens);
+    assert_ptr_equal(brief.ids, info.ids);
+    assert_true(image_policy_equal(&brief.policy, &info.policy));
+    assert_int_equal(brief.policy_count, info.policy_count);
+    assert_true(brief.last_used_ns == info.last_used_ns);
+    engine_close(engine);
+}
+
 /* --- accounting */
 
 /* BREAK_LEAK forgets one slot of a page. */
@@ -695,5 +723,6 @@ TESTING_MAIN(cmocka_unit_test(a_question_without_room_is_passed_over),
              cmocka_unit_test(a_question_leaves_no_trace),
              cmocka_unit_test(questions_in_one_batch_are_independent),
              cmocka_unit_test(a_hole_covers_whole_blocks_and_pages),
+             cmocka_unit_test(what_is_brief_is_the_same),
              cmocka_unit_test(random_lives_leak_nothing),
              cmocka_unit_test(every_allocation_may_fail))
