@@ -11,7 +11,7 @@
 
 enum {
     BATCH_MAX = FORWARD_TOGETHER_MAX, /* questions of one batch */
-    GIVERS = 4,                       /* threads that give out its rows */
+    GIVERS = 12,                      /* threads that give out its rows, at most */
     /* Rows of one where others step between two, unless one question has more: eight short
      * questions and two fingerprints, so that a wake reads its memory once. */
     ROWS_BESIDE = 128,
