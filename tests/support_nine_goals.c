@@ -57,13 +57,16 @@ static void tell_disk(struct nine_results *results, double prefill_s) {
     const struct nine_wakes *wakes = &results->wakes;
     uint64_t plain_ns[NINE_PAIRS], plain_bytes = wakes->plain[0].bytes;
     char what[96];
-    struct nine_wake disk = nine_wakes_median(wakes, NINE_EXACT, 0);
-    struct nine_wake exact = nine_wakes_median(wakes, NINE_EXACT, 1);
-    struct nine_wake eager = nine_wakes_median(wakes, NINE_EAGER, 1);
+    struct nine_wake disk = nine_wakes_median(wakes, NINE_EXACT);
+    const struct nine_wake *exact = wakes->kinds[NINE_EXACT], *eager = wakes->kinds[NINE_EAGER];
+    uint64_t exact_ns = 0, eager_ns = 0;
 
-    for (int i = 0; i < NINE_PAIRS; i++)
+    for (int i = 0; i < NINE_PAIRS; i++) {
         plain_ns[i] = (uint64_t)((double)wakes->plain[i].ns * (double)plain_bytes /
                                  (double)wakes->plain[i].bytes);
+        exact_ns += exact[i].first_ns;
+        eager_ns += eager[i].first_ns;
+    }
     double floor_s = (double)disk.door_bytes / nine_rate(plain_bytes, middle(plain_ns)) * 1e-9;
     snprintf(what, sizeof what, "wake over a plain reader of the same bytes (median of %d)",
              NINE_PAIRS);
@@ -72,9 +75,11 @@ static void tell_disk(struct nine_results *results, double prefill_s) {
         nine_row(results, "resume from the disk over a prefill, times as fast",
                  0.9 * prefill_s / floor_s, NINE_AT_LEAST,
                  prefill_s / ((double)disk.wake_ns * 1e-9));
-    nine_row(results, "eager wake's first token over the exact one's",
-             1.05 * (double)eager.door_bytes / (double)exact.door_bytes, NINE_AT_MOST,
-             (double)eager.first_ns / (double)exact.first_ns);
+    /* Of all pairs together: from pair to pair a disk differs by more than the goal allows. */
+    snprintf(what, sizeof what, "eager wakes' first tokens over the exact ones' (%d pairs)",
+             NINE_PAIRS);
+    nine_row(results, what, 1.05 * (double)eager[0].door_bytes / (double)exact[0].door_bytes,
+             NINE_AT_MOST, (double)eager_ns / (double)exact_ns);
 }
 
 /* Wakes against what bounds them, and a resume against a prefill of as many tokens. */
@@ -86,7 +91,7 @@ static void tell_wakes(struct nine_results *results, const struct nine *nine) {
     if (results->wish->parts >> NINE_PART_DISK & 1)
         tell_disk(results, prefill_s);
     if (results->wish->parts >> NINE_PART_MEMORY & 1) {
-        struct nine_wake memory = nine_wakes_median(wakes, NINE_RAM, 0);
+        struct nine_wake memory = nine_wakes_median(wakes, NINE_RAM);
         if (prefill_s > 0)
             nine_row(results, "resume from memory over a prefill, times as fast", 60, NINE_AT_LEAST,
                      prefill_s / ((double)memory.wake_ns * 1e-9));

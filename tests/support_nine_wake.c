@@ -225,10 +225,10 @@ enum kv_err nine_wakes_run(struct nine *nine, uint32_t of, struct nine_wakes *wa
     for (uint32_t i = 0; i < NINE_PAIRS && of & NINE_WAKES_DISK && err == KV_OK; i++) {
         err = one_round(nine, wakes, NINE_EXACT, i, diag);
         if (err == KV_OK)
+            err = one_round(nine, wakes, NINE_EAGER, i, diag);
+        if (err == KV_OK)
             err = nine_read_plain(nine, wakes->kinds[NINE_EXACT][i].door_bytes, &wakes->plain[i],
                                   diag);
-        if (err == KV_OK)
-            err = one_round(nine, wakes, NINE_EAGER, i, diag);
     }
     for (uint32_t i = 0; i < NINE_PAIRS && of & NINE_WAKES_MEMORY && err == KV_OK; i++) {
         err = one_round(nine, wakes, NINE_RAM, i, diag);
@@ -250,17 +250,10 @@ static int by_wake(const void *a, const void *b) {
     return (x->wake_ns > y->wake_ns) - (x->wake_ns < y->wake_ns);
 }
 
-static int by_first(const void *a, const void *b) {
-    const struct nine_wake *x = a, *y = b;
-
-    return (x->first_ns > y->first_ns) - (x->first_ns < y->first_ns);
-}
-
-struct nine_wake nine_wakes_median(const struct nine_wakes *wakes, enum nine_wake_kind kind,
-                                   int first) {
+struct nine_wake nine_wakes_median(const struct nine_wakes *wakes, enum nine_wake_kind kind) {
     struct nine_wake sorted[NINE_PAIRS];
 
     memcpy(sorted, wakes->kinds[kind], sizeof sorted);
-    qsort(sorted, NINE_PAIRS, sizeof sorted[0], first ? by_first : by_wake);
+    qsort(sorted, NINE_PAIRS, sizeof sorted[0], by_wake);
     return sorted[NINE_PAIRS / 2];
 }

@@ -39,7 +39,7 @@ struct nine_wakes {
     struct nine_wake kinds[NINE_WAKE_KINDS][NINE_PAIRS];
     struct receipt receipts[NINE_WAKE_KINDS]; /* the last ones */
     struct receipt_layers layers[NINE_PAIRS]; /* of those from memory */
-    struct nine_plain plain[NINE_PAIRS];      /* after each wake from the disk, of its bytes */
+    struct nine_plain plain[NINE_PAIRS]; /* after each pair of wakes, of the exact one's bytes */
     uint64_t copy_bytes, copy_ns[NINE_PAIRS];
     uint32_t wakes, proven;
     char first_unproven[NINE_TEXT_BYTES];
@@ -48,8 +48,7 @@ struct nine_wakes {
 enum nine_wakes_of { NINE_WAKES_DISK = 1, NINE_WAKES_MEMORY = 2 }; /* disk: eager too */
 enum kv_err nine_wakes_run(struct nine *nine, uint32_t of, struct nine_wakes *wakes_out,
                            struct kv_diag *diag);
-/* The median, by first_ns (1) or wake_ns (0). */
-struct nine_wake nine_wakes_median(const struct nine_wakes *wakes, enum nine_wake_kind kind,
-                                   int first);
+/* The median, by wake_ns. */
+struct nine_wake nine_wakes_median(const struct nine_wakes *wakes, enum nine_wake_kind kind);
 
 #endif
