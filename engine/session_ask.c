@@ -219,41 +219,82 @@ static enum kv_err run_layers(struct batch *batch, struct forward_beside *beside
     return KV_OK;
 }
 
-struct giver {
+/* Threads that give out rows, each those of some questions; begun before there are any, because to
+ * begin them takes as long as to score a row. */
+struct crew {
     struct forward_beside *beside;
-    uint32_t part, parts;
+    uint32_t parts; /* the first ones are of threads, the others of the caller */
+    uint32_t begun, seated;
+    pthread_t threads[GIVERS];
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    /* Under the lock. */
+    uint32_t tile, left; /* times that rows were there; threads that still give the last ones */
+    int over;
 };
 
 static void *give_main(void *context) {
-    const struct giver *giver = context;
+    struct crew *crew = context;
 
-    forward_beside_give(giver->beside, giver->part, giver->parts);
+    pthread_mutex_lock(&crew->lock);
+    uint32_t part = crew->seated++;
+    for (uint32_t given = 0; !crew->over;) {
+        if (crew->tile == given) {
+            pthread_cond_wait(&crew->moved, &crew->lock);
+            continue;
+        }
+        given = crew->tile;
+        pthread_mutex_unlock(&crew->lock);
+        forward_beside_give(crew->beside, part, crew->parts);
+        pthread_mutex_lock(&crew->lock);
+        if (--crew->left == 0)
+            pthread_cond_broadcast(&crew->moved);
+    }
+    pthread_mutex_unlock(&crew->lock);
     return NULL;
+}
+
+static void crew_begin(struct crew *crew, struct forward_beside *beside, uint32_t questions) {
+    *crew = (struct crew){.beside = beside, .parts = questions < GIVERS ? questions : GIVERS};
+    pthread_mutex_init(&crew->lock, NULL);
+    pthread_cond_init(&crew->moved, NULL);
+    while (crew->begun + 1 < crew->parts &&
+           pthread_create(&crew->threads[crew->begun], NULL, give_main, crew) == 0)
+        crew->begun++;
 }
 
 /* To score a row of a large vocabulary takes a processor as long as a layer takes a device. What no
  * thread is there for is done here. */
-static void give(struct forward_beside *beside, uint32_t questions) {
-    uint32_t parts = questions < GIVERS ? questions : GIVERS, begun = 0;
-    struct giver givers[GIVERS];
-    pthread_t threads[GIVERS];
+static void crew_give(struct crew *crew) {
+    pthread_mutex_lock(&crew->lock);
+    crew->tile++;
+    crew->left = crew->begun;
+    pthread_cond_broadcast(&crew->moved);
+    pthread_mutex_unlock(&crew->lock);
+    for (uint32_t part = crew->begun; part < crew->parts; part++)
+        forward_beside_give(crew->beside, part, crew->parts);
+    pthread_mutex_lock(&crew->lock);
+    while (crew->left != 0)
+        pthread_cond_wait(&crew->moved, &crew->lock);
+    pthread_mutex_unlock(&crew->lock);
+}
 
-    for (uint32_t i = 0; i < parts; i++)
-        givers[i] = (struct giver){beside, i, parts};
-    while (begun + 1 < parts &&
-           pthread_create(&threads[begun], NULL, give_main, &givers[begun + 1]) == 0)
-        begun++;
-    give_main(&givers[0]);
-    for (uint32_t i = begun + 1; i < parts; i++)
-        give_main(&givers[i]);
-    while (begun > 0)
-        pthread_join(threads[--begun], NULL);
+static void crew_end(struct crew *crew) {
+    pthread_mutex_lock(&crew->lock);
+    crew->over = 1;
+    pthread_cond_broadcast(&crew->moved);
+    pthread_mutex_unlock(&crew->lock);
+    while (crew->begun > 0)
+        pthread_join(crew->threads[--crew->begun], NULL);
+    pthread_cond_destroy(&crew->moved);
+    pthread_mutex_destroy(&crew->lock);
 }
 
 /* What becomes of a row takes the processor a while. */
-static enum kv_err give_rows(struct batch *batch, struct forward_beside *beside, int shared,
+static enum kv_err give_rows(struct batch *batch, struct crew *crew, int shared,
                              struct kv_diag *diag) {
     struct engine *engine = batch->session->engine;
+    struct forward_beside *beside = crew->beside;
     int away = !engine->stepping;
 
     do {
@@ -263,7 +304,7 @@ static enum kv_err give_rows(struct batch *batch, struct forward_beside *beside,
             return engine_inner_device(engine, diag);
         if (away)
             engine_away(engine);
-        give(beside, batch->count);
+        crew_give(crew);
         if (away)
             engine_back(engine);
     } while (forward_beside_has_rows(beside));
@@ -283,6 +324,18 @@ static enum kv_err run_whole(struct batch *batch, struct kv_diag *diag) {
     return err;
 }
 
+static enum kv_err run_pieces(struct batch *batch, struct forward_beside *beside, int shared,
+                              struct kv_diag *diag) {
+    struct crew crew;
+
+    crew_begin(&crew, beside, batch->count);
+    enum kv_err err = run_layers(batch, beside, shared, diag);
+    if (err == KV_OK)
+        err = give_rows(batch, &crew, shared, diag);
+    crew_end(&crew);
+    return err;
+}
+
 /* In pieces where others may step, or layers are missing; where there is no memory for that it
  * holds others up instead. */
 static enum kv_err run(struct batch *batch, struct kv_diag *diag) {
@@ -296,12 +349,7 @@ static enum kv_err run(struct batch *batch, struct kv_diag *diag) {
     if (shared || batch->session->gate.closed)
         (void)forward_beside_make(engine->forward, &engine->slots.pool, batch->seqs, batch->count,
                                   &beside);
-    if (beside) {
-        KV_TRY(run_layers(batch, beside, shared, diag));
-        KV_TRY(give_rows(batch, beside, shared, diag));
-    } else {
-        KV_TRY(run_whole(batch, diag));
-    }
+    KV_TRY(beside ? run_pieces(batch, beside, shared, diag) : run_whole(batch, diag));
     for (uint32_t i = 0; i < batch->count; i++)
         if (batch->seqs[i].bad_layer >= 0)
             KV_TRY(engine_inner_bad(batch->session, &batch->seqs[i], diag));

@@ -27,9 +27,9 @@ struct transfer_piece {
 struct transfer_part {
     enum layout_stream stream;
     uint32_t piece_count;
-    struct transfer_piece pieces[32];
     uint64_t size; /* of all pieces */
     int staged;    /* 1: memory of the processor, moved to the device when the load is published */
+    struct transfer_piece pieces[32]; /* last: most parts have a few, and thousands are copied */
 };
 enum { TRANSFER_PARTS_MAX = 64 };
 int transfer_mapped(const struct engine *engine);

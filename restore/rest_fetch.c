@@ -6,16 +6,25 @@
 #include "restore/rest_fetch.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { ITEM_ALIGN_BYTES = 64 };
+
+/* Without the pieces that it does not have. */
+static void copy_part(struct transfer_part *to, const struct transfer_part *from) {
+    memcpy(to, from,
+           offsetof(struct transfer_part, pieces) + from->piece_count * sizeof from->pieces[0]);
+}
 
 static enum kv_err add(struct rest_fetch *fetch, const struct store_extent *extent,
                        const struct transfer_part *part, struct kv_diag *diag) {
     struct rest_fetch_item *item = &fetch->items[fetch->count];
     item->extent = extent;
     item->stream = part->stream;
-    item->place = *part;
+    copy_part(&item->place, part);
     item->piece_count = part->piece_count;
     item->pieces = fetch->pieces + fetch->piece_count;
     if (extent->raw_bytes != part->size)
@@ -101,14 +110,16 @@ static enum kv_err add_pages(const struct rest_plan *plan, struct transfer_load 
     return err;
 }
 
-/* Room for every part that a load can name; what is not used is not touched. */
+/* Room for every part that a load can name; what is not used is not touched, and what is used add
+ * has written. */
 static int make_room(const struct rest_plan *plan, struct rest_fetch *fetch) {
     size_t pages = 1 + (size_t)plan->image.page_count, blocks = plan->image.block_count;
     size_t items = pages + blocks * LAYOUT_STREAM_COUNT;
     size_t pieces = pages * LAYOUT_PAGE_SLOTS + blocks * (LAYOUT_BLOCK_SLOTS + 2);
     int wants_ids = !plan->has_ids && blocks != 0;
-    fetch->items = kv_alloc_zeroed(fetch->alloc, items, sizeof *fetch->items);
-    fetch->pieces = kv_alloc_zeroed(fetch->alloc, pieces, sizeof *fetch->pieces);
+    fetch->items = kv_alloc_aligned(fetch->alloc, items * sizeof *fetch->items, ITEM_ALIGN_BYTES);
+    fetch->pieces =
+        kv_alloc_aligned(fetch->alloc, pieces * sizeof *fetch->pieces, ITEM_ALIGN_BYTES);
     if (wants_ids)
         fetch->ids = kv_alloc_zeroed(fetch->alloc, blocks, RECORD_IDS_BYTES);
     return fetch->items != NULL && fetch->pieces != NULL && (fetch->ids != NULL || !wants_ids);
