@@ -71,24 +71,22 @@ static enum kv_err add_ids(const struct rest_plan *plan, uint32_t block, struct 
     return add(fetch, &plan->blocks[block].extents[0], &part, diag);
 }
 
-static enum kv_err add_blocks(const struct rest_plan *plan, struct transfer_load *load,
-                              struct rest_fetch *fetch, struct kv_diag *diag) {
+/* The parts of a block that are scales, or the others. */
+static enum kv_err add_block(const struct rest_plan *plan, struct transfer_load *load, uint32_t b,
+                             int scales, struct rest_fetch *fetch, struct kv_diag *diag) {
     struct transfer_part parts[LAYOUT_STREAM_COUNT];
-    for (uint32_t b = 0; b < plan->image.block_count; b++) {
-        uint32_t part_count = transfer_load_block(load, b, parts);
-        enum kv_err err = fetch->ids != NULL ? add_ids(plan, b, fetch, diag) : KV_OK;
+    uint32_t part_count = transfer_load_block(load, b, parts);
+    for (uint32_t i = 0; i < part_count; i++) {
+        if ((parts[i].stream == LAYOUT_META) != scales)
+            continue;
+        const struct store_extent *extent = rest_plan_extent(&plan->blocks[b], parts[i].stream);
+        char *label = fetch->items[fetch->count].label;
+        put_label(label, b, parts[i].stream);
+        if (extent == NULL)
+            return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is missing", label);
+        enum kv_err err = add(fetch, extent, &parts[i], diag);
         if (err != KV_OK)
             return err;
-        for (uint32_t i = 0; i < part_count; i++) {
-            const struct store_extent *extent = rest_plan_extent(&plan->blocks[b], parts[i].stream);
-            char *label = fetch->items[fetch->count].label;
-            put_label(label, b, parts[i].stream);
-            if (extent == NULL)
-                return kv_diag_set(diag, KV_ERR_CORRUPT, "%s is missing", label);
-            err = add(fetch, extent, &parts[i], diag);
-            if (err != KV_OK)
-                return err;
-        }
     }
     return KV_OK;
 }
@@ -117,6 +115,7 @@ static int make_room(const struct rest_plan *plan, struct rest_fetch *fetch) {
     size_t items = pages + blocks * LAYOUT_STREAM_COUNT;
     size_t pieces = pages * LAYOUT_PAGE_SLOTS + blocks * (LAYOUT_BLOCK_SLOTS + 2);
     int wants_ids = !plan->has_ids && blocks != 0;
+    fetch->room = items;
     fetch->items = kv_alloc_aligned(fetch->alloc, items * sizeof *fetch->items, ITEM_ALIGN_BYTES);
     fetch->pieces =
         kv_alloc_aligned(fetch->alloc, pieces * sizeof *fetch->pieces, ITEM_ALIGN_BYTES);
@@ -145,14 +144,31 @@ static int by_place(const void *left, const void *right) {
     return a->off < b->off ? -1 : a->off > b->off;
 }
 
-enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
-                            struct rest_fetch *fetch_out, struct kv_diag *diag) {
-    memset(fetch_out, 0, sizeof *fetch_out);
-    fetch_out->alloc = plan->alloc;
-    if (!make_room(plan, fetch_out))
+enum kv_err rest_fetch_begin(const struct rest_plan *plan, struct transfer_load *load,
+                             struct rest_fetch *fetch_out, struct kv_diag *diag) {
+    struct rest_fetch *fetch = fetch_out;
+    memset(fetch, 0, sizeof *fetch);
+    fetch->alloc = plan->alloc;
+    if (!make_room(plan, fetch))
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for the list of reads");
-    enum kv_err err = add_blocks(plan, load, fetch_out, diag);
-    return err == KV_OK ? add_pages(plan, load, fetch_out, diag) : err;
+    enum kv_err err = add_pages(plan, load, fetch, diag);
+    fetch->page_count = fetch->count;
+    for (uint32_t b = 0; err == KV_OK && b < plan->image.block_count; b++)
+        err = add_block(plan, load, b, 1, fetch, diag);
+    fetch->whole_count = fetch->count;
+    return err;
+}
+
+enum kv_err rest_fetch_rest(const struct rest_plan *plan, struct transfer_load *load,
+                            struct rest_fetch *fetch, struct kv_diag *diag) {
+    enum kv_err err = KV_OK;
+    for (uint32_t b = 0; err == KV_OK && !fetch->listed && b < plan->image.block_count; b++) {
+        err = fetch->ids != NULL ? add_ids(plan, b, fetch, diag) : KV_OK;
+        if (err == KV_OK)
+            err = add_block(plan, load, b, 0, fetch, diag);
+    }
+    fetch->listed = err == KV_OK;
+    return err;
 }
 
 void rest_fetch_sort(struct rest_fetch *fetch) {

@@ -36,13 +36,21 @@ struct rest_fetch {
     struct iovec *pieces;
     uint8_t *ids; /* of all blocks, as they are stored; NULL: the plan's image has them */
     size_t count, piece_count;
+    size_t room;        /* items that there can be */
+    size_t page_count;  /* the first ones: sinks and window */
+    size_t whole_count; /* and scales behind them: what every layer needs */
     uint64_t raw_bytes;
+    int listed; /* the others, too */
 };
 
-/* In the order of blocks. NOMEM; CORRUPT when an extent's size is not that of its place. Release in
- * every case. */
-enum kv_err rest_fetch_list(const struct rest_plan *plan, struct transfer_load *load,
-                            struct rest_fetch *fetch_out, struct kv_diag *diag);
+/* What every layer needs: sinks, window, scales. NOMEM; CORRUPT when an extent's size is not that
+ * of its place. Release in every case. */
+enum kv_err rest_fetch_begin(const struct rest_plan *plan, struct transfer_load *load,
+                             struct rest_fetch *fetch_out, struct kv_diag *diag);
+/* All others behind, in the order of blocks, unless they are listed; what is there stays where it
+ * is, and others may read it meanwhile. CORRUPT as above. */
+enum kv_err rest_fetch_rest(const struct rest_plan *plan, struct transfer_load *load,
+                            struct rest_fetch *fetch, struct kv_diag *diag);
 /* Pages in front; each kind in the order in which it lies on the disk. */
 void rest_fetch_sort(struct rest_fetch *fetch);
 void rest_fetch_release(struct rest_fetch *fetch);

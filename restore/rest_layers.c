@@ -7,8 +7,8 @@
  * Groups are a quarter of the layers, at the end half of those left: most bytes come in long
  * copies, the proof begins early, and little of it is left when the last byte has come. Digests are
  * of whole extents; they follow the last group some hundred extents at a time on another thread,
- * which looks at pages and scales before. Copies begin as soon as their places are known and go on
- * without a pause while the session is published and asked.
+ * which looks at pages and scales before. Copies begin with pages and scales, while the list of
+ * planes is made, and go on without a pause while the session is published and asked.
  */
 #include "restore/rest_layers.h"
 
@@ -31,7 +31,7 @@ enum {
 struct portion {
     uint64_t sent; /* as transfer_sent says */
     uint64_t bytes;
-    size_t placed;   /* once it has come: items of the order that are whole, 0: as before … */
+    size_t placed;   /* once it has come: the first items that are whole, 0: as before … */
     uint32_t layers; /* … and layers that are there, likewise */
 };
 
@@ -39,8 +39,6 @@ struct rest_layers {
     struct rest_load_args args;
     struct rest_fetch fetch;
     struct store_ram_loan *loans; /* one for each item */
-    size_t *order;                /* items: pages, scales, planes */
-    size_t page_count, whole_count;
     uint32_t layers;
     struct session *session; /* unseen before it is followed */
     pthread_t loader, checker;
@@ -49,8 +47,9 @@ struct rest_layers {
     pthread_mutex_t lock;
     pthread_cond_t moved;
     /* Under the lock. */
+    int listed;          /* planes, too: they may be brought */
     uint32_t there;      /* layers */
-    size_t placed;       /* items of the order that are whole */
+    size_t placed;       /* items that are whole, the first ones */
     size_t looked;       /* and that were checked */
     uint64_t bytes_done; /* of the fetch */
     int over, done;      /* no more will come; nor be checked */
@@ -93,16 +92,16 @@ static struct transfer_part stretch_of(const struct transfer_part *part, uint64_
     return stretch;
 }
 
-/* Layers [first, end) of some items, handed over. */
-static enum kv_err send(struct rest_layers *layers, const size_t *items, size_t count,
-                        uint32_t first, uint32_t end) {
+/* Layers [first, end) of items from `at` on, handed over. */
+static enum kv_err send(struct rest_layers *layers, size_t at, size_t count, uint32_t first,
+                        uint32_t end) {
     struct transfer_part parts[EACH];
     const void *bytes[EACH];
     for (size_t i = 0; i < count; i++) {
-        const struct transfer_part *place = &layers->fetch.items[items[i]].place;
+        const struct transfer_part *place = &layers->fetch.items[at + i].place;
         uint64_t from = place->size / layers->layers * first;
         parts[i] = stretch_of(place, from, place->size / layers->layers * end);
-        bytes[i] = (const uint8_t *)layers->loans[items[i]].bytes + from;
+        bytes[i] = (const uint8_t *)layers->loans[at + i].bytes + from;
     }
     return transfer_parts_send(layers->args.source->engine, parts, bytes, (uint32_t)count);
 }
@@ -137,22 +136,21 @@ static enum kv_err settle(struct rest_layers *layers) {
     return KV_OK;
 }
 
-/* Layers [first, end) of the items from `at` to `item_end` of the order: handed over, and only what
- * came before is waited for, so that the device always has more to copy. */
+/* Layers [first, end) of the items from `at` to `item_end`: handed over, and only what came before
+ * is waited for, so that the device always has more to copy. */
 static enum kv_err bring(struct rest_layers *layers, size_t at, size_t item_end, uint32_t first,
                          uint32_t end) {
     enum kv_err err = KV_OK;
-    int planes = at >= layers->whole_count, last = end == layers->layers;
+    int planes = at >= layers->fetch.whole_count, last = end == layers->layers;
     while (at < item_end && err == KV_OK) {
         size_t until = last && item_end - at > WAIT_EACH ? at + WAIT_EACH : item_end;
         struct portion portion = {0};
         for (size_t count; at < until && err == KV_OK; at += count) {
             count = until - at < EACH ? until - at : EACH;
-            err = is_stopped(layers) ? KV_ERR_CANCELLED
-                                     : send(layers, layers->order + at, count, first, end);
+            err = is_stopped(layers) ? KV_ERR_CANCELLED : send(layers, at, count, first, end);
             for (size_t i = 0; i < count; i++)
-                portion.bytes += layers->fetch.items[layers->order[at + i]].place.size /
-                                 layers->layers * (end - first);
+                portion.bytes +=
+                    layers->fetch.items[at + i].place.size / layers->layers * (end - first);
             err = err == KV_OK ? settle(layers) : err;
         }
         portion.sent = transfer_sent(layers->args.source->engine);
@@ -176,9 +174,19 @@ static enum kv_err bring_layers(struct rest_layers *layers) {
 #ifdef BREAK_LAYERS_EARLY
         transfer_layers_arrived(layers->session, end);
 #endif
-        err = bring(layers, layers->whole_count, layers->fetch.count, first, end);
+        err = bring(layers, layers->fetch.whole_count, layers->fetch.count, first, end);
     }
     return err;
+}
+
+/* Until planes are listed, too. */
+static enum kv_err await_list(struct rest_layers *layers) {
+    pthread_mutex_lock(&layers->lock);
+    while (!layers->listed && !layers->stop)
+        pthread_cond_wait(&layers->moved, &layers->lock);
+    int listed = layers->listed;
+    pthread_mutex_unlock(&layers->lock);
+    return listed ? KV_OK : KV_ERR_CANCELLED;
 }
 
 /* What every layer needs comes as a whole and first, pages in front: they are waited for. */
@@ -187,9 +195,12 @@ static void *loader_main(void *context) {
     struct engine *engine = layers->args.source->engine;
     transfer_send_begin(engine);
     uint64_t begun = now_ns(layers);
-    enum kv_err err = bring(layers, 0, layers->page_count, 0, layers->layers);
+    const struct rest_fetch *fetch = &layers->fetch;
+    enum kv_err err = bring(layers, 0, fetch->page_count, 0, layers->layers);
     if (err == KV_OK)
-        err = bring(layers, layers->page_count, layers->whole_count, 0, layers->layers);
+        err = bring(layers, fetch->page_count, fetch->whole_count, 0, layers->layers);
+    if (err == KV_OK)
+        err = await_list(layers);
     if (err == KV_OK)
         err = bring_layers(layers);
     if (err == KV_OK)
@@ -197,9 +208,10 @@ static void *loader_main(void *context) {
     layers->copy_ns = now_ns(layers) - begun;
     enum kv_err end = transfer_send_end(engine);
     err = err == KV_OK ? end : err;
-    if (err != KV_OK)
-        transfer_layers_failed(layers->session, err);
     layers->copy_err = err;
+    /* Nobody expects layers before. */
+    if (err != KV_OK && await_list(layers) == KV_OK)
+        transfer_layers_failed(layers->session, err);
     pthread_mutex_lock(&layers->lock);
     layers->over = 1;
     pthread_cond_broadcast(&layers->moved);
@@ -220,18 +232,17 @@ static void note(struct rest_layers *layers, enum kv_err err, const struct kv_di
 }
 
 /* Digests where they lie, numbers where they were lent. */
-static void check(struct rest_layers *layers, const size_t *items, size_t count) {
+static void check(struct rest_layers *layers, size_t at, size_t count) {
     struct transfer_part places[CHECK_EACH];
     struct kv_digest found[CHECK_EACH];
     uint64_t begun = now_ns(layers);
     for (size_t i = 0; i < count; i++)
-        places[i] = layers->fetch.items[items[i]].place;
+        places[i] = layers->fetch.items[at + i].place;
     enum kv_err here =
         transfer_digests(layers->args.source->engine, places, (uint32_t)count, found);
     for (size_t i = 0; i < count; i++) {
-        const struct rest_fetch_item *item = &layers->fetch.items[items[i]];
-        const struct rest_load_landed landed = {item, layers->loans[items[i]].bytes, here,
-                                                &found[i]};
+        const struct rest_fetch_item *item = &layers->fetch.items[at + i];
+        const struct rest_load_landed landed = {item, layers->loans[at + i].bytes, here, &found[i]};
         struct kv_diag diag = {""};
         enum kv_err err = rest_load_look(&landed, &diag);
         layers->checked++;
@@ -243,22 +254,23 @@ static void check(struct rest_layers *layers, const size_t *items, size_t count)
 
 static void *checker_main(void *context) {
     struct rest_layers *layers = context;
+    const size_t page_count = layers->fetch.page_count;
     kv_polite();
     pthread_mutex_lock(&layers->lock);
-    for (size_t at = 0, count; at < layers->fetch.count; at += count) {
+    for (size_t at = 0, count; !layers->listed || at < layers->fetch.count; at += count) {
         while (layers->placed <= at && !layers->over)
             pthread_cond_wait(&layers->moved, &layers->lock);
         count = layers->placed - (at < layers->placed ? at : layers->placed);
         if (count == 0)
             break;
         count = count < CHECK_EACH ? count : CHECK_EACH;
-        if (at < layers->page_count && count > layers->page_count - at)
-            count = layers->page_count - at;
+        if (at < page_count && count > page_count - at)
+            count = page_count - at;
         pthread_mutex_unlock(&layers->lock);
-        check(layers, layers->order + at, count);
+        check(layers, at, count);
         pthread_mutex_lock(&layers->lock);
         layers->looked = at + count;
-        if (at < layers->page_count)
+        if (at < page_count)
             layers->err_of_pages = layers->err;
         pthread_cond_broadcast(&layers->moved);
     }
@@ -271,31 +283,15 @@ static void *checker_main(void *context) {
 
 /* --- the caller */
 
-/* 1 when every byte of the fetch is lent, and planes are among them and nothing else that layers
- * could need. */
-static int borrow_all(struct rest_layers *layers) {
-    uint32_t streams = 0;
-    for (size_t i = 0; i < layers->fetch.count; i++) {
+/* 1 when all bytes of the items from `first` on are lent, and they are of these streams. */
+static int borrow(struct rest_layers *layers, size_t first, uint32_t streams) {
+    int good = 1;
+    for (size_t i = first; i < layers->fetch.count && good; i++) {
         const struct rest_fetch_item *item = &layers->fetch.items[i];
-        streams |= 1u << item->stream;
-        if (!store_ram_borrow(layers->args.source->store, item->extent, &layers->loans[i]))
-            return 0;
+        good = streams >> item->stream & 1 &&
+               store_ram_borrow(layers->args.source->store, item->extent, &layers->loans[i]);
     }
-    return (streams & ~(uint32_t)(STREAMS_OF_ALL | PLANES)) == 0 && (streams & PLANES) != 0;
-}
-
-static void put_in_order(struct rest_layers *layers) {
-    static const uint32_t kinds[] = {1u << LAYOUT_PAGE | 1u << LAYOUT_SINKS, 1u << LAYOUT_META,
-                                     PLANES};
-    size_t ends[3], count = 0;
-    for (int kind = 0; kind < 3; kind++) {
-        for (size_t i = 0; i < layers->fetch.count; i++)
-            if (kinds[kind] >> layers->fetch.items[i].stream & 1)
-                layers->order[count++] = i;
-        ends[kind] = count;
-    }
-    layers->page_count = ends[0];
-    layers->whole_count = ends[1];
+    return good;
 }
 
 static void release(struct rest_layers *layers) {
@@ -305,21 +301,19 @@ static void release(struct rest_layers *layers) {
     pthread_cond_destroy(&layers->moved);
     pthread_mutex_destroy(&layers->lock);
     kv_alloc_release(source->alloc, layers->loans);
-    kv_alloc_release(source->alloc, layers->order);
     rest_fetch_release(&layers->fetch);
     kv_alloc_release(source->alloc, layers);
 }
 
+/* *lent_out: what every layer needs is lent, and so may its planes be. */
 static enum kv_err prepare(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
     const struct rest_load_args *args = &layers->args;
-    const struct kv_alloc *alloc = args->source->alloc;
-    layers->loans = kv_alloc_zeroed(alloc, layers->fetch.count, sizeof *layers->loans);
-    layers->order = kv_alloc_zeroed(alloc, layers->fetch.count, sizeof *layers->order);
-    if (layers->loans == NULL || layers->order == NULL)
-        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu copies", layers->fetch.count);
+    const struct rest_fetch *fetch = &layers->fetch;
+    layers->loans = kv_alloc_zeroed(args->source->alloc, fetch->room, sizeof *layers->loans);
+    if (layers->loans == NULL)
+        return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu copies", fetch->room);
     layers->layers = args->plan->image.model.geometry.layers;
-    *lent_out = borrow_all(layers);
-    put_in_order(layers);
+    *lent_out = fetch->whole_count > fetch->page_count && borrow(layers, 0, STREAMS_OF_ALL);
     return KV_OK;
 }
 
@@ -334,6 +328,7 @@ static void join(struct rest_layers *layers) {
 static void stop(struct rest_layers *layers) {
     pthread_mutex_lock(&layers->lock);
     layers->stop = 1;
+    pthread_cond_broadcast(&layers->moved);
     pthread_mutex_unlock(&layers->lock);
 }
 
@@ -341,9 +336,9 @@ static void stop(struct rest_layers *layers) {
  * once they are published. */
 static enum kv_err await_pages(struct rest_layers *layers, struct kv_diag *diag) {
     pthread_mutex_lock(&layers->lock);
-    while (layers->looked < layers->page_count && !layers->done)
+    while (layers->looked < layers->fetch.page_count && !layers->done)
         pthread_cond_wait(&layers->moved, &layers->lock);
-    int whole = layers->looked >= layers->page_count;
+    int whole = layers->looked >= layers->fetch.page_count;
     enum kv_err err = layers->err_of_pages;
     if (err != KV_OK)
         kv_diag_set(diag, err, "%s", layers->diag.text);
@@ -353,20 +348,51 @@ static enum kv_err await_pages(struct rest_layers *layers, struct kv_diag *diag)
                : kv_diag_set(diag, KV_ERR_DEVICE, "window and sinks: the device failed");
 }
 
-/* Two threads, which go on when it returns KV_OK. */
-static enum kv_err start(struct rest_layers *layers, struct kv_diag *diag) {
+static int start(struct rest_layers *layers) {
     int error = pthread_create(&layers->loader, NULL, loader_main, layers);
     layers->loads = error == 0;
     if (error == 0)
         error = pthread_create(&layers->checker, NULL, checker_main, layers);
     layers->checks = error == 0;
-    enum kv_err err =
-        error == 0 ? await_pages(layers, diag)
-                   : kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
+    return error;
+}
+
+/* The planes, while pages and scales are copied. *lent_out 0: not all of them are in memory, or
+ * there are others than planes. */
+static enum kv_err list_planes(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
+    struct rest_fetch *fetch = &layers->fetch;
+    enum kv_err err = rest_fetch_rest(layers->args.plan, layers->args.load, fetch, diag);
+    *lent_out = err == KV_OK && fetch->count > fetch->whole_count &&
+                borrow(layers, fetch->whole_count, PLANES);
+    if (!*lent_out)
+        return err;
+    const struct store_read_stats stats = {.ram_bytes = fetch->raw_bytes};
+    rest_load_stats(layers->args.receipt, &stats);
+    transfer_layers_expect(layers->session);
+    pthread_mutex_lock(&layers->lock);
+    layers->listed = 1;
+    pthread_cond_broadcast(&layers->moved);
+    pthread_mutex_unlock(&layers->lock);
+    return KV_OK;
+}
+
+/* Two threads, which go on when everything is lent. */
+static enum kv_err bring_all(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
+    struct receipt *receipt = layers->args.receipt;
+    int error = start(layers);
+    enum kv_err err = KV_OK;
+    if (error != 0)
+        err = kv_diag_errno(diag, KV_ERR_NOMEM, error, "cannot start a thread to load with");
     if (err == KV_OK)
+        err = list_planes(layers, lent_out, diag);
+    if (err == KV_OK && *lent_out)
+        err = await_pages(layers, diag);
+    if (err == KV_OK && *lent_out)
         return KV_OK;
     stop(layers);
     join(layers);
+    receipt->digests_checked += err != KV_OK ? layers->checked : 0;
+    receipt->digests_failed += err != KV_OK ? layers->failed : 0;
     return err;
 }
 
@@ -389,20 +415,15 @@ enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_fet
     /* Nobody can see the shadow yet. */
     engine_away(args->source->engine);
     enum kv_err err = prepare(layers, &lent, diag);
-    if (err == KV_OK && lent) {
-        const struct store_read_stats stats = {.ram_bytes = layers->fetch.raw_bytes};
-        rest_load_stats(args->receipt, &stats);
-        transfer_layers_expect(layers->session);
-        err = start(layers, diag);
-        args->receipt->digests_checked += err != KV_OK ? layers->checked : 0;
-        args->receipt->digests_failed += err != KV_OK ? layers->failed : 0;
-    }
+    if (err == KV_OK && lent)
+        err = bring_all(layers, &lent, diag);
     engine_back(args->source->engine);
     if (err == KV_OK && lent) {
         *fetch = (struct rest_fetch){0};
         *layers_out = layers;
         return KV_OK;
     }
+    *fetch = layers->fetch;
     layers->fetch.alloc = NULL; /* not ours to release */
     release(layers);
     return err;

@@ -20,10 +20,11 @@
 
 #include "restore/rest_load.h"
 
-/* Starts to bring everything, and waits for window and sinks: digests of what goes with publishing
- * are right. *layers_out NULL with KV_OK: some of it is not in memory, or has no layers that could
- * come by themselves; nothing is done. The list is taken with *layers_out, else it stays the
- * caller's; and the end is due before the load is abandoned. CORRUPT, DEVICE, NOMEM. */
+/* Starts to bring what is listed, lists the rest, and waits for window and sinks: digests of what
+ * goes with publishing are right. *layers_out NULL with KV_OK: some of it is not in memory, or has
+ * no layers that could come by themselves; nothing is under way. The list is taken with
+ * *layers_out, else it stays the caller's, with the rest in it or not; and the end is due before
+ * the load is abandoned. CORRUPT, DEVICE, NOMEM. */
 struct rest_layers;
 enum kv_err rest_layers_begin(const struct rest_load_args *args, struct rest_fetch *fetch,
                               struct rest_layers **layers_out, struct kv_diag *diag);

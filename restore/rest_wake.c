@@ -118,10 +118,12 @@ done:
     return err;
 }
 
-/* Nobody can see the shadow yet: others step meanwhile. */
-static enum kv_err list(struct wake *wake, struct rest_fetch *fetch_out, struct kv_diag *diag) {
+/* What every layer needs, or the rest. Nobody can see the shadow yet: others step meanwhile. */
+static enum kv_err list(struct wake *wake, int rest, struct rest_fetch *fetch,
+                        struct kv_diag *diag) {
     engine_away(wake->source->engine);
-    enum kv_err err = rest_fetch_list(&wake->plan, wake->load, fetch_out, diag);
+    enum kv_err err = rest ? rest_fetch_rest(&wake->plan, wake->load, fetch, diag)
+                           : rest_fetch_begin(&wake->plan, wake->load, fetch, diag);
     engine_back(wake->source->engine);
     return err;
 }
@@ -132,9 +134,11 @@ static enum kv_err load(struct wake *wake, struct kv_diag *diag) {
                                         wake->receipt};
     struct rest_fetch fetch;
     int in_doubt = 0;
-    enum kv_err err = list(wake, &fetch, diag);
+    enum kv_err err = list(wake, 0, &fetch, diag);
     if (err == KV_OK)
         err = rest_layers_begin(&args, &fetch, &wake->layers, diag);
+    if (err == KV_OK && wake->layers == NULL)
+        err = list(wake, 1, &fetch, diag);
     if (err == KV_OK && wake->layers == NULL)
         err = rest_load_run(&args, &fetch, &in_doubt, diag);
     rest_fetch_release(&fetch);

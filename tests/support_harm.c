@@ -361,7 +361,8 @@ struct session *harm_load(struct harm *harm) {
     tally_need(transfer_load_begin(harm->engine, &plan.image, TRANSFER_EXACT, &load, &diag), &diag,
                "begin");
     const struct rest_load_args args = {&harm->source, &plan, load, &options, &receipt};
-    tally_need(rest_fetch_list(&plan, load, &fetch, &diag), &diag, "list");
+    tally_need(rest_fetch_begin(&plan, load, &fetch, &diag), &diag, "list");
+    tally_need(rest_fetch_rest(&plan, load, &fetch, &diag), &diag, "list");
     tally_need(rest_load_run(&args, &fetch, &in_doubt, &diag), &diag, "load");
     tally_need(transfer_load_publish(load, &session, &diag), &diag, "publish");
     tally_need(session_move(session, SESSION_IDLE), &diag, "session_move");

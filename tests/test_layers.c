@@ -11,7 +11,7 @@
 #include "restore/rest_layers.h"
 
 #include "engine/engine_inner.h"
-#include "store/store_ram.h"
+#include "store/store_ram_inner.h"
 #include "tests/support_life.h"
 #include "tests/support_wall.h"
 #include "tests/testing.h"
@@ -92,7 +92,7 @@ static void open_steps(struct steps *steps, struct life *life) {
         KV_OK);
     steps->args = (struct rest_load_args){&life->source, &steps->plan, steps->load, &steps->options,
                                           &steps->receipt};
-    assert_int_equal(rest_fetch_list(&steps->plan, steps->load, &steps->fetch, &diag), KV_OK);
+    assert_int_equal(rest_fetch_begin(&steps->plan, steps->load, &steps->fetch, &diag), KV_OK);
 }
 
 static void publish(struct steps *steps) {
@@ -245,6 +245,35 @@ static void the_disk_is_read_after_damage(void **state) {
     assert_memory_equal(&found, &f.resident, sizeof found);
     assert_true(receipt.door_bytes > 0);
     assert_int_equal(receipt.ram_bytes, 0);
+    session_drop(session);
+    engine_apply(f.rig.life.engine);
+    assert_int_equal(slots_free(&f.rig.life), f.slots_free);
+    close_fixture(&f);
+}
+
+/* Pages and scales are on their way already when the list of planes ends. */
+static void one_plane_that_is_not_in_memory_comes_from_the_disk(void **state) {
+    struct fixture f;
+    struct rest_plan plan = {.ram = 1};
+    struct receipt receipt;
+    struct kv_diag diag = {""};
+    (void)state;
+    open_fixture(&f, 1, 0);
+    struct store *store = f.rig.life.store;
+    store_hold(store);
+    assert_int_equal(rest_plan_image(store, kv_alloc_system(), "chat", 0, &plan, &diag), KV_OK);
+    assert_int_equal(rest_plan_records(store, &plan, &diag), KV_OK);
+    const struct store_extent *extent =
+        rest_plan_extent(&plan.blocks[plan.image.block_count - 1], LAYOUT_KM);
+    assert_non_null(extent);
+    store_ram_inner_forget(store, extent);
+    rest_plan_release(&plan);
+    store_unhold(store);
+    struct session *session = life_wake(&f.rig.life, "chat", &receipt);
+    struct kv_digest found = life_resident(session);
+    assert_memory_equal(&found, &f.resident, sizeof found);
+    assert_true(receipt.door_bytes > 0 && receipt.ram_bytes > receipt.door_bytes);
+    assert_true(receipt.layers.copied_ns == 0);
     session_drop(session);
     engine_apply(f.rig.life.engine);
     assert_int_equal(slots_free(&f.rig.life), f.slots_free);
@@ -532,6 +561,7 @@ TESTING_MAIN(cmocka_unit_test(a_failure_is_told_to_whom_it_befell),
              cmocka_unit_test(it_is_the_same_where_memory_is_one),
              cmocka_unit_test(damage_is_named_whatever_was_answered),
              cmocka_unit_test(the_disk_is_read_after_damage),
+             cmocka_unit_test(one_plane_that_is_not_in_memory_comes_from_the_disk),
              cmocka_unit_test(the_receipt_says_when),
              cmocka_unit_test(one_that_is_stopped_leaves_nothing),
              cmocka_unit_test(no_memory_leaves_nothing),

@@ -359,7 +359,8 @@ static void pages_are_read_first(void **state) {
     assert_int_equal(rest_plan_records(life->store, &plan, &diag), KV_OK);
     assert_int_equal(transfer_load_begin(life->engine, &plan.image, TRANSFER_EXACT, &load, &diag),
                      KV_OK);
-    assert_int_equal(rest_fetch_list(&plan, load, &fetch, &diag), KV_OK);
+    assert_int_equal(rest_fetch_begin(&plan, load, &fetch, &diag), KV_OK);
+    assert_int_equal(rest_fetch_rest(&plan, load, &fetch, &diag), KV_OK);
     rest_fetch_sort(&fetch);
     size_t pages = 1 + plan.image.page_count;
     assert_true(pages > 2 && fetch.count > pages);
