@@ -13,7 +13,7 @@
 
 #include "tests/support_nine_decode.h"
 
-enum { NINE_WAKES_MAX = 4096, NINE_PAIRS = 11 };
+enum { NINE_WAKES_MAX = 4096, NINE_PAIRS = 9 };
 
 struct nine_move {
     uint64_t sleep_ns, wake_ns, sleep_bytes, wake_bytes;
