@@ -223,9 +223,9 @@ enum kv_err nine_wakes_run(struct nine *nine, uint32_t of, struct nine_wakes *wa
     }
     /* What lies in memory would serve the others too, so it comes last. */
     for (uint32_t i = 0; i < NINE_PAIRS && of & NINE_WAKES_DISK && err == KV_OK; i++) {
-        err = one_round(nine, wakes, NINE_EXACT, i, diag);
+        err = one_round(nine, wakes, NINE_EAGER, i, diag);
         if (err == KV_OK)
-            err = one_round(nine, wakes, NINE_EAGER, i, diag);
+            err = one_round(nine, wakes, NINE_EXACT, i, diag);
         if (err == KV_OK)
             err = nine_read_plain(nine, wakes->kinds[NINE_EXACT][i].door_bytes, &wakes->plain[i],
                                   diag);

@@ -39,7 +39,7 @@ struct nine_wakes {
     struct nine_wake kinds[NINE_WAKE_KINDS][NINE_PAIRS];
     struct receipt receipts[NINE_WAKE_KINDS]; /* the last ones */
     struct receipt_layers layers[NINE_PAIRS]; /* of those from memory */
-    struct nine_plain plain[NINE_PAIRS]; /* after each pair of wakes, of the exact one's bytes */
+    struct nine_plain plain[NINE_PAIRS];      /* after each exact wake, of its bytes */
     uint64_t copy_bytes, copy_ns[NINE_PAIRS];
     uint32_t wakes, proven;
     char first_unproven[NINE_TEXT_BYTES];
