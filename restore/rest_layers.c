@@ -305,7 +305,24 @@ static void release(struct rest_layers *layers) {
     kv_alloc_release(source->alloc, layers);
 }
 
-/* *lent_out: what every layer needs is lent, and so may its planes be. */
+/* 1 when all planes of a block that are wanted are in memory. */
+static int has_planes(const struct rest_layers *layers, uint32_t index) {
+    const struct rest_load_args *args = &layers->args;
+    struct transfer_part parts[LAYOUT_STREAM_COUNT];
+    uint32_t count = transfer_load_block(args->load, index, parts);
+    int has = 1;
+    for (uint32_t i = 0; i < count && has; i++) {
+        const struct store_extent *extent =
+            rest_plan_extent(&args->plan->blocks[index], parts[i].stream);
+        struct store_ram_loan loan = {NULL, NULL};
+        has = extent != NULL && store_ram_borrow(args->source->store, extent, &loan);
+        store_ram_return(args->source->store, &loan);
+    }
+    return has;
+}
+
+/* *lent_out: what every layer needs is lent, and so may its planes be. One that was kept at its
+ * floor lacks planes of its oldest block: it is told here, before it waits for others' copies. */
 static enum kv_err prepare(struct rest_layers *layers, int *lent_out, struct kv_diag *diag) {
     const struct rest_load_args *args = &layers->args;
     const struct rest_fetch *fetch = &layers->fetch;
@@ -313,7 +330,9 @@ static enum kv_err prepare(struct rest_layers *layers, int *lent_out, struct kv_
     if (layers->loans == NULL)
         return kv_diag_set(diag, KV_ERR_NOMEM, "no memory for %zu copies", fetch->room);
     layers->layers = args->plan->image.model.geometry.layers;
-    *lent_out = fetch->whole_count > fetch->page_count && borrow(layers, 0, STREAMS_OF_ALL);
+    *lent_out = fetch->whole_count > fetch->page_count &&
+                has_planes(layers, args->plan->image.block_count - 1) && has_planes(layers, 0) &&
+                borrow(layers, 0, STREAMS_OF_ALL);
     return KV_OK;
 }
 
