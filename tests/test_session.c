@@ -413,15 +413,22 @@ static void questions_in_one_batch_are_independent(void **state) {
 }
 
 /* BREAK_HOLE hides nothing. */
-static void a_hole_covers_whole_blocks_and_pages(void **state) {
+/* Of 1000 tokens, alone in an engine, which is the caller's to close. */
+static struct session *open_session(void) {
     struct support_engine_options options = support_engine_default();
     uint32_t ids[1000];
-
-    (void)state;
     struct engine *engine = support_engine_tiny(&options);
     struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
+
     support_engine_ids(1, vocab_of(engine), ids, 1000);
     support_engine_feed(session, ids, 1000);
+    return session;
+}
+
+static void a_hole_covers_whole_blocks_and_pages(void **state) {
+    struct session *session = open_session();
+
+    (void)state;
     struct kv_digest whole = ask_with_hole(session, 0, 0);
     struct kv_digest sinks = ask_with_hole(session, 10, 20);
     struct kv_digest one = ask_with_hole(session, 100, 101);
@@ -433,19 +440,14 @@ static void a_hole_covers_whole_blocks_and_pages(void **state) {
     assert_memory_equal(&one, &block, sizeof whole);
     assert_memory_not_equal(&one, &two, sizeof whole);
     assert_memory_not_equal(&whole, &page, sizeof whole);
-    engine_close(engine);
+    engine_close(session_engine(session));
 }
 
 static void what_is_brief_is_the_same(void **state) {
-    struct support_engine_options options = support_engine_default();
     struct session_info info, brief;
-    uint32_t ids[1000];
+    struct session *session = open_session();
 
     (void)state;
-    struct engine *engine = support_engine_tiny(&options);
-    struct session *session = support_engine_session(engine, "s", IMAGE_RECIPE_V3);
-    support_engine_ids(1, vocab_of(engine), ids, 1000);
-    support_engine_feed(session, ids, 1000);
     session_info(session, &info);
     memset(&brief, 0xA5, sizeof brief);
     session_brief(session, &brief);
@@ -461,7 +463,7 @@ static void what_is_brief_is_the_same(void **state) {
     assert_true(image_policy_equal(&brief.policy, &info.policy));
     assert_int_equal(brief.policy_count, info.policy_count);
     assert_true(brief.last_used_ns == info.last_used_ns);
-    engine_close(engine);
+    engine_close(session_engine(session));
 }
 
 /* --- accounting */
