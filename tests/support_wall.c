@@ -241,6 +241,8 @@ static enum kv_err wall_copy_out(struct device *device, enum device_lane lane,
                                  const struct device_copy *copies, uint32_t count) {
     struct wall *wall = wall_of(device);
 
+    if (lane == DEVICE_IN && count && wall_fault == SUPPORT_WALL_PUBLISH && wall_watch)
+        wall_watch(wall_watcher, NULL, 0);
     if ((lane == DEVICE_OUT && breaks(wall, SUPPORT_WALL_COPY_OUT)) ||
         (lane == DEVICE_IN && count && breaks(wall, SUPPORT_WALL_PUBLISH)) ||
         (lane == DEVICE_STEP && fetch_fails(wall)))

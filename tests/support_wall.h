@@ -36,7 +36,8 @@ int support_wall_is_armed(void); /* 1: what was to fail has not come yet */
 /* 1: products of rows that are not among the single ones come out a little larger, as on a device
  * that multiplies the two with different kernels. Off at the start. */
 void support_wall_classes(int on);
-/* Called for each copy of lent memory, by who hands it over; NULL: nobody is. */
+/* Called for each copy of lent memory, by who hands it over; and with NULL by who publishes, in
+ * front of SUPPORT_WALL_PUBLISH. watch NULL: nobody is. */
 typedef void (*support_wall_lent)(void *context, const void *to, uint64_t bytes);
 void support_wall_watch(support_wall_lent watch, void *context);
 /* Device calls since the program began: shows that a test came by here. */

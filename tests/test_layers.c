@@ -491,13 +491,16 @@ static void pause_ms(uint32_t ms) {
 }
 
 /* When all pages have been handed over, and then some: until the session could not be published,
- * and some time more, in which no slot is given back. */
+ * which waits for that, and some time more, in which no slot is given back. */
 static void on_lent_held(void *context, const void *to, uint64_t bytes) {
+    enum { HELD_AT = (LAYOUT_WINDOW_PAGES_MAX + 1) * LAYOUT_PAGE_SLOTS + BLOCKS };
     struct holding *holding = context;
-    (void)to, (void)bytes;
-    if (++holding->copies != (LAYOUT_WINDOW_PAGES_MAX + 1) * LAYOUT_PAGE_SLOTS + BLOCKS)
+    (void)bytes;
+    for (uint32_t ms = 0; to == NULL && ms < 60000 && holding->copies < HELD_AT; ms += 10)
+        pause_ms(10);
+    if (to == NULL || ++holding->copies != HELD_AT)
         return;
-    for (uint32_t ms = 0; ms < 5000 && support_wall_is_armed(); ms += 10)
+    for (uint32_t ms = 0; ms < 60000 && support_wall_is_armed(); ms += 10)
         pause_ms(10);
     for (uint32_t ms = 0; ms < 300 && !holding->free; ms += 10) {
         pause_ms(10);
