@@ -21,7 +21,7 @@
 enum { EVENTS = 2 * NINE_SESSIONS_MAX + 1, PLAIN_BYTES = 1 << 20 };
 enum { WINDOW_TOKENS = 30, QUIET_STEPS = 100, MORE_QUIET_STEPS = 30 };
 static const uint32_t step_tokens[NINE_SAVE_STEPS] = {1, 256, 4096};
-static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, 9, 5};
+static const uint32_t step_turns[NINE_SAVE_STEPS] = {NINE_SAVE_TURNS, 9, 3};
 
 static uint64_t now(void) {
     return kv_clock_now_ns(kv_clock_system());
