@@ -261,7 +261,6 @@ static void forget_one_plane(uint32_t block) {
     store_hold(store);
     assert_int_equal(rest_plan_image(store, kv_alloc_system(), "chat", 0, &plan, &diag), KV_OK);
     assert_int_equal(rest_plan_records(store, &plan, &diag), KV_OK);
-    /* The first and the last block are looked at before anything begins. */
     const struct store_extent *extent = rest_plan_extent(&plan.blocks[block], LAYOUT_KM);
     assert_non_null(extent);
     store_ram_inner_forget(store, extent);
@@ -278,12 +277,13 @@ static void forget_one_plane(uint32_t block) {
     close_fixture(&f);
 }
 
-/* Of the first block, where nothing is begun then, and of one between, where pages and scales are
- * on their way already when the list of planes ends. */
+/* Of the first or the last block, which are looked at before anything begins, and of one between,
+ * where pages and scales are on their way already when the list of planes ends. */
 static void one_plane_that_is_not_in_memory_comes_from_the_disk(void **state) {
     (void)state;
     forget_one_plane(0);
     forget_one_plane(BLOCKS / 2);
+    forget_one_plane(BLOCKS - 1);
 }
 
 /* Times in the order in which one follows from the other. */
@@ -490,15 +490,18 @@ static void pause_ms(uint32_t ms) {
     nanosleep(&moment, NULL);
 }
 
-/* When all pages have been handed over, and then some: until the session could not be published,
- * which waits for that, and some time more, in which no slot is given back. */
+/* Holds the loader when all pages have been handed over, and then some: until the session could not
+ * be published, which waits for that, and some time more, in which no slot is given back. */
 static void on_lent_held(void *context, const void *to, uint64_t bytes) {
     enum { HELD_AT = (LAYOUT_WINDOW_PAGES_MAX + 1) * LAYOUT_PAGE_SLOTS + BLOCKS };
     struct holding *holding = context;
     (void)bytes;
-    for (uint32_t ms = 0; to == NULL && ms < 60000 && holding->copies < HELD_AT; ms += 10)
-        pause_ms(10);
-    if (to == NULL || ++holding->copies != HELD_AT)
+    if (to == NULL) {
+        for (uint32_t ms = 0; ms < 60000 && holding->copies < HELD_AT; ms += 10)
+            pause_ms(10);
+        return;
+    }
+    if (++holding->copies != HELD_AT)
         return;
     for (uint32_t ms = 0; ms < 60000 && support_wall_is_armed(); ms += 10)
         pause_ms(10);

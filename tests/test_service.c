@@ -329,7 +329,6 @@ static void sleep_does_not_change_an_answer(void **state) {
     assert_true(strlen(awake) > 0);
 }
 
-/* CASE-19: the session stays on the device and says what it said before. */
 /* BREAK_EMPTY_SLEEP refuses: a chat in which nothing was said could not be left by /sleep. */
 static void one_without_tokens_sleeps_without_a_trace(void **state) {
     struct serving *fixture = *state;
@@ -351,6 +350,7 @@ static void one_without_tokens_sleeps_without_a_trace(void **state) {
     assert_non_null(strstr(fixture->diag.text, "no tokens yet"));
 }
 
+/* CASE-19: the session stays on the device and says what it said before. */
 static void a_save_that_fails_leaves_the_session_whole(void **state) {
     struct serving *fixture = *state;
     struct receipt receipt;

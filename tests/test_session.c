@@ -412,7 +412,6 @@ static void questions_in_one_batch_are_independent(void **state) {
     engine_close(engine);
 }
 
-/* BREAK_HOLE hides nothing. */
 /* Of 1000 tokens, alone in an engine, which is the caller's to close. */
 static struct session *open_session(void) {
     struct support_engine_options options = support_engine_default();
@@ -425,6 +424,7 @@ static struct session *open_session(void) {
     return session;
 }
 
+/* BREAK_HOLE hides nothing. */
 static void a_hole_covers_whole_blocks_and_pages(void **state) {
     struct session *session = open_session();
 
